@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use phalanx_ir::ops::{Binary, BinaryKind};
 use phalanx_ir::vjp::Vjp;
-use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Rewriter, Role, ValueId};
+use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Port, Program, Rewriter, Role, ValueId};
 
 /// A forward program followed by its backward, instructions tagged F, B or W.
 ///
@@ -33,8 +33,23 @@ impl From<Program> for Joint {
 ///
 /// The cotangent of a loss is one: its scale (1/valid tokens) is part of the forward.
 pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
+    joint_from(forward, grads, LossSeed::One)
+}
+
+/// What the cotangent of a loss is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LossSeed {
+    /// One.
+    #[default]
+    One,
+    /// The scalar `loss_scale`, so that all gradients are multiplied by it.
+    Scale,
+}
+
+/// The same from another cotangent of losses.
+pub fn joint_from(forward: &Program, grads: DType, seed: LossSeed) -> Result<Joint, IrError> {
     let mut reverse = Reverse::new(forward, grads);
-    reverse.seed(forward)?;
+    reverse.seed(forward, seed)?;
     for index in (0..forward.instrs().len()).rev() {
         reverse.step(forward, index)?;
     }
@@ -43,6 +58,18 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
     let mut origins = reverse.origins;
     origins.resize(program.instrs().len(), None);
     Ok(Joint { program, origins })
+}
+
+/// The input that scales the loss.
+const LOSS_SCALE: &str = "loss_scale";
+
+impl Joint {
+    /// How many inputs it has that the forward program has not: cotangents, and the scale of the loss. They
+    /// follow the others.
+    pub fn added_inputs(&self) -> usize {
+        let added = |port: &&Port| port.role == Role::Cotangent || port.name == LOSS_SCALE;
+        self.program.inputs().iter().filter(added).count()
+    }
 }
 
 struct Reverse {
@@ -79,7 +106,8 @@ impl Reverse {
     }
 
     /// Cotangents of the outputs: inputs of the joint program, and one for each loss.
-    fn seed(&mut self, forward: &Program) -> Result<(), IrError> {
+    fn seed(&mut self, forward: &Program, from: LossSeed) -> Result<(), IrError> {
+        let mut scale = None;
         for port in forward.outputs() {
             if self.wanted[port.value.index()].is_none() {
                 continue;
@@ -87,8 +115,13 @@ impl Reverse {
             let ty = forward.ty(port.value).clone();
             let seed = match port.role {
                 Role::Boundary => self.program.cotangent_input(&port.name, ty),
-                Role::Loss if ty.shape.is_empty() => {
+                Role::Loss if ty.shape.is_empty() && from == LossSeed::One => {
                     self.program.constant(ty.dtype, &[], 1.0, Phase::B)?
+                }
+                Role::Loss if ty.shape.is_empty() => {
+                    let program = &mut self.program;
+                    let own = || program.input(LOSS_SCALE, Role::Scalar, ty);
+                    *scale.get_or_insert_with(own)
                 }
                 Role::Loss => {
                     let what = format!("the loss is {ty}, but must be a single number; sum it");

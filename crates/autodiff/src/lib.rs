@@ -19,5 +19,5 @@
 mod joint;
 mod slice;
 
-pub use joint::{Joint, joint};
+pub use joint::{Joint, LossSeed, joint, joint_from};
 pub use slice::{Phases, Recompute, slice};

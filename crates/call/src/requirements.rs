@@ -1,12 +1,43 @@
 //! What an engine needs to know before values get their slots.
 
-use phalanx_ir::{Instr, Program};
+use phalanx_ir::{Exchange, Instr, Program, ValueId};
+
+use crate::ALIGN;
 
 /// The workspace memory that an engine needs besides a program's values. It is asked before slots
 /// are placed, so the numbers depend on the program alone.
 pub trait Requirements: Send + Sync {
-    /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs.
-    fn scratch(&self, program: &Program, instr: &Instr) -> usize;
+    /// Bytes that a kernel needs besides operands, results and what ranks exchange inside the op.
+    fn own(&self, program: &Program, instr: &Instr) -> usize;
+
+    /// Values that are never stored, each with the later value that the instruction of the first computes
+    /// instead: one reader, of the same type, turns it into the second. The second then has memory from
+    /// the first instruction on.
+    fn merged(&self, program: &Program) -> Vec<(ValueId, ValueId)> {
+        let _ = program;
+        Vec::new()
+    }
+
+    /// Values that an earlier instruction writes, by its number, than the one that computes them.
+    fn early(&self, program: &Program) -> Vec<(ValueId, usize)> {
+        let _ = program;
+        Vec::new()
+    }
+
+    /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs: the
+    /// kernel's own, followed by the numbers that ranks exchange inside the op.
+    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
+        let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
+        match exchanged {
+            0 => self.own(program, instr),
+            _ => self.exchange_offset(program, instr) + exchanged,
+        }
+    }
+
+    /// Where in an instruction's scratch memory the exchanged numbers begin.
+    fn exchange_offset(&self, program: &Program, instr: &Instr) -> usize {
+        self.own(program, instr).next_multiple_of(ALIGN)
+    }
 }
 
 /// The requirements of an engine that needs no scratch memory.
@@ -14,6 +45,11 @@ pub trait Requirements: Send + Sync {
 pub struct NoScratch;
 
 impl Requirements for NoScratch {
+    fn own(&self, _program: &Program, _instr: &Instr) -> usize {
+        0
+    }
+
+    /// Such engines exchange nothing in their workspace.
     fn scratch(&self, _program: &Program, _instr: &Instr) -> usize {
         0
     }

@@ -64,6 +64,13 @@ impl Slots {
     pub fn assign_for(program: &Program, requirements: &dyn Requirements) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
+        for (value, into) in requirements.merged(program) {
+            classes.join(into.index(), value.index());
+        }
+        for (value, index) in requirements.early(program) {
+            let root = classes.root(value.index());
+            classes.birth[root] = classes.birth[root].min(index);
+        }
         classes.join_in_place();
         classes.pack(requirements)
     }

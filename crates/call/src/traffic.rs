@@ -104,6 +104,7 @@ fn of_collective(
             let stays = mesh.shard(rank, &giving) == mesh.shard(rank, &getting);
             ("permute", giving, if stays { 0 } else { given })
         }
+        CollectiveKind::Turn { .. } => ("permute", collective.axes.clone(), given),
     };
     let calls = collective.pieces as u64;
     (n > 1).then_some((op, axes, Moved { calls, bytes: bytes as u64 }))

@@ -1,10 +1,11 @@
 //! The folder of a checkpoint: made under a temporary name, and renamed when it is whole.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use phalanx_error::{Error, Problem, Result};
+use phalanx_sys::disk::sync_folder;
 use phalanx_sys::write_atomic;
 
 use crate::manifest::Manifest;
@@ -74,7 +75,7 @@ impl Folder {
             fs::rename(&path, &replaced).map_err(told)?;
         }
         fs::rename(&temporary, &path).map_err(told)?;
-        sync(&self.root).map_err(told)?;
+        sync_folder(&self.root).map_err(told)?;
         let name = format!("{}\n", name_of(self.step));
         write_atomic(&self.root.join(LATEST), |out| out.write_all(name.as_bytes()))?;
         prune(&self.root, self.step, keep);
@@ -135,8 +136,4 @@ fn parse(name: &str) -> Option<u64> {
 
 fn step_of(path: &Path) -> Option<u64> {
     parse(path.file_name()?.to_str()?)
-}
-
-fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }

@@ -16,6 +16,7 @@ mod folder;
 mod header;
 mod manifest;
 mod reader;
+mod storage;
 mod writer;
 
 pub use entry::{ParamBlock, SavedEntry, StoredRun};
@@ -23,4 +24,5 @@ pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest};
 pub use header::{Header, PlacedEntry};
 pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedRecord};
 pub use reader::{Checked, Checkpoint};
+pub use storage::{FileSink, FileSource};
 pub use writer::{FileWriter, PIECE_BYTES};

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +13,7 @@ use phalanx_ir::DType;
 use crate::folder::MANIFEST;
 use crate::header::{Header, PlacedEntry};
 use crate::manifest::{FORMAT, FileSummary, Manifest, Piece};
+use crate::storage::{FileSource, FromStart};
 
 /// A whole checkpoint: its manifest, and the headers of its files.
 #[derive(Debug)]
@@ -24,15 +24,17 @@ pub struct Checkpoint {
     /// By parameter and kind: the entries, as file and place.
     index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>>,
     /// Where the elements of parameters lie, as far as they were asked for.
-    known: Mutex<HashMap<(String, String), Runs>>,
+    known: Mutex<HashMap<(String, String, usize), Runs>>,
     /// The pieces whose hashes were compared.
     verified: Mutex<HashSet<(usize, u64)>>,
+    /// Whether several files may hold the same elements.
+    repeats: bool,
 }
 
 #[derive(Debug)]
 struct OpenFile {
     summary: FileSummary,
-    file: File,
+    source: Box<dyn FileSource>,
     /// Where its data begin.
     data: u64,
 }
@@ -67,19 +69,37 @@ impl Checkpoint {
     /// files are there and have their sizes.
     pub fn open(path: &Path) -> Result<Self> {
         let manifest = read_manifest(path)?;
+        let files = manifest.files.iter().map(|summary| open_file(path, summary));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        Self::of(path, manifest, files)
+    }
+
+    /// A checkpoint whose files lie elsewhere, each behind a source; `path` says where, for people. What
+    /// several files hold is read from the first of them.
+    pub fn over(
+        path: &Path,
+        manifest: Manifest,
+        sources: Vec<Box<dyn FileSource>>,
+    ) -> Result<Self> {
+        let mut checkpoint = Self::of(path, manifest, sources)?;
+        checkpoint.repeats = true;
+        Ok(checkpoint)
+    }
+
+    fn of(path: &Path, manifest: Manifest, sources: Vec<Box<dyn FileSource>>) -> Result<Self> {
         let mut files = Vec::new();
         let mut index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>> =
             BTreeMap::new();
-        for summary in &manifest.files {
-            let (file, header, data) = open_file(path, summary)?;
+        for (summary, source) in manifest.files.iter().zip(sources) {
+            let (header, data) = read_header(path, summary, &*source)?;
             for placed in header.placed {
                 let kinds = index.entry(placed.entry.param.clone()).or_default();
                 kinds.entry(placed.entry.kind.clone()).or_default().push((files.len(), placed));
             }
-            files.push(OpenFile { summary: summary.clone(), file, data });
+            files.push(OpenFile { summary: summary.clone(), source, data });
         }
-        let (known, verified) = (Mutex::default(), Mutex::default());
-        Ok(Self { path: path.to_path_buf(), manifest, files, index, known, verified })
+        let (known, verified, repeats) = (Mutex::default(), Mutex::default(), false);
+        Ok(Self { path: path.to_path_buf(), manifest, files, index, known, verified, repeats })
     }
 
     /// Its folder.
@@ -106,16 +126,33 @@ impl Checkpoint {
         kinds.filter_map(|(kind, entries)| Some((kind.as_str(), entries.first()?.1.dtype)))
     }
 
-    /// Elements of one kind of a parameter's state, in ranges of row-major indices, one range after
-    /// the other: their element type and their bytes. What is read has the hashes that were
-    /// recorded.
+    /// How many replicas it holds, which differ; one if there is nothing to differ.
+    pub fn replicas(&self) -> usize {
+        let entries = self.index.values().flat_map(BTreeMap::values).flatten();
+        entries.map(|(_, placed)| placed.entry.replica).max().map_or(1, |last| last + 1)
+    }
+
+    /// Elements of one kind of a parameter's state in the first replica; see [`Checkpoint::read_of`].
     pub fn read(
         &self,
         param: &str,
         kind: &str,
         ranges: &[Range<usize>],
     ) -> Result<(DType, Vec<u8>)> {
-        let stored = self.stored(param, kind)?;
+        self.read_of(param, kind, 0, ranges)
+    }
+
+    /// Elements of one kind of a parameter's state in a replica, in ranges of row-major indices, one
+    /// range after the other: their element type and their bytes. What is read has the hashes that
+    /// were recorded.
+    pub fn read_of(
+        &self,
+        param: &str,
+        kind: &str,
+        replica: usize,
+        ranges: &[Range<usize>],
+    ) -> Result<(DType, Vec<u8>)> {
+        let stored = self.stored(param, kind, replica)?;
         let dtype = stored.first().map_or(DType::F32, |run| run.dtype);
         let size = dtype.size();
         let mut out = vec![0; ranges.iter().map(Range::len).sum::<usize>() * size];
@@ -153,32 +190,35 @@ impl Checkpoint {
                 look(checked.bytes);
             }
         }
-        for (param, kinds) in &self.index {
-            for (kind, entries) in kinds {
-                let elements: usize = entries[0].1.entry.block.shape.iter().product();
-                let mut at = 0;
-                for run in self.stored(param, kind)?.iter() {
-                    if run.global > at {
-                        return Err(self.missing(param, kind, at));
-                    }
-                    if run.global < at {
-                        let twice = format!("element {} of {param}/{kind} twice", run.global);
-                        return Err(self.damaged(&format!("it has {twice}")));
-                    }
-                    at += run.len;
-                }
-                if at != elements {
+        let all = self.index.iter().flat_map(|(param, kinds)| {
+            let replicas =
+                (0..self.replicas()).flat_map(move |r| kinds.iter().map(move |k| (r, k)));
+            replicas.map(move |(replica, kind)| (param, replica, kind))
+        });
+        for (param, replica, (kind, entries)) in all {
+            let elements: usize = entries[0].1.entry.block.shape.iter().product();
+            let mut at = 0;
+            for run in self.stored(param, kind, replica)?.iter() {
+                if run.global > at {
                     return Err(self.missing(param, kind, at));
                 }
-                checked.elements += elements as u64;
+                if run.global < at {
+                    let twice = format!("element {} of {param}/{kind} twice", run.global);
+                    return Err(self.damaged(&format!("it has {twice}")));
+                }
+                at += run.len;
             }
+            if at != elements {
+                return Err(self.missing(param, kind, at));
+            }
+            checked.elements += elements as u64;
         }
         Ok(checked)
     }
 
     /// Where the elements of one kind of a parameter lie, in their order.
-    fn stored(&self, param: &str, kind: &str) -> Result<Runs> {
-        let key = (param.to_owned(), kind.to_owned());
+    fn stored(&self, param: &str, kind: &str, replica: usize) -> Result<Runs> {
+        let key = (param.to_owned(), kind.to_owned(), replica);
         if let Some(known) = lock(&self.known).get(&key) {
             return Ok(known.clone());
         }
@@ -186,7 +226,7 @@ impl Checkpoint {
         let entries = entries.ok_or_else(|| self.unknown(param, kind))?;
         let (dtype, shape) = (entries[0].1.dtype, &entries[0].1.entry.block.shape);
         let mut runs = Vec::new();
-        for (file, placed) in entries {
+        for (file, placed) in entries.iter().filter(|(_, own)| own.entry.replica == replica) {
             let PlacedEntry { entry, at, .. } = placed;
             if placed.dtype != dtype || entry.block.shape != *shape {
                 let what = format!("its files disagree on the shape or type of {param}/{kind}");
@@ -202,6 +242,9 @@ impl Checkpoint {
             }));
         }
         runs.sort_by_key(|run| run.global);
+        if self.repeats {
+            runs.dedup_by_key(|run| (run.global, run.len));
+        }
         let runs = Arc::new(runs);
         lock(&self.known).insert(key, runs.clone());
         Ok(runs)
@@ -217,14 +260,14 @@ impl Checkpoint {
                 self.verify(file, piece)?;
             }
         }
-        let OpenFile { file, summary, .. } = &self.files[file];
-        file.read_exact_at(out, at).map_err(|error| self.unreadable(&summary.name, &error))
+        let OpenFile { source, summary, .. } = &self.files[file];
+        source.read_exact_at(out, at).map_err(|error| self.unreadable(&summary.name, &error))
     }
 
     fn verify(&self, number: usize, piece: &Piece) -> Result<()> {
-        let OpenFile { file, summary, .. } = &self.files[number];
+        let OpenFile { source, summary, .. } = &self.files[number];
         let mut contents = vec![0; piece.bytes as usize];
-        let read = file.read_exact_at(&mut contents, piece.at);
+        let read = source.read_exact_at(&mut contents, piece.at);
         read.map_err(|error| self.unreadable(&summary.name, &error))?;
         if Piece::of(piece.at, &contents) != *piece {
             let end = piece.at + piece.bytes;
@@ -272,7 +315,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn open_file(path: &Path, summary: &FileSummary) -> Result<(File, Header, u64)> {
+fn open_file(path: &Path, summary: &FileSummary) -> Result<Box<dyn FileSource>> {
     let place = path.join(&summary.name);
     let told =
         |error: io::Error| Error::refused(with_remedy(Problem::io("cannot read", &place, &error)));
@@ -281,17 +324,29 @@ fn open_file(path: &Path, summary: &FileSummary) -> Result<(File, Header, u64)> 
     if !plain {
         return Err(damaged(path, &format!("`{}` is no name of a file in it", summary.name)));
     }
-    let mut file = File::open(&place).map_err(told)?;
+    let file = File::open(&place).map_err(told)?;
     let found = file.metadata().map_err(told)?.len();
     if found != summary.bytes {
         let (found, wanted) = (bytes(found), bytes(summary.bytes));
         return Err(damaged(path, &format!("{} has {found} instead of {wanted}", summary.name)));
     }
-    let (header, data) = Header::read(&mut file).map_err(told)?;
-    if data + header.data as u64 != summary.bytes {
-        return Err(damaged(path, &format!("the header of {} does not fit it", summary.name)));
+    Ok(Box::new(file))
+}
+
+fn read_header(
+    path: &Path,
+    summary: &FileSummary,
+    source: &dyn FileSource,
+) -> Result<(Header, u64)> {
+    let mut file = FromStart { source, at: 0, end: summary.bytes };
+    let (header, data) = Header::read(&mut file).map_err(|error| {
+        let problem = Problem::io("cannot read", &path.join(&summary.name), &error);
+        Error::refused(with_remedy(problem))
+    })?;
+    match data + header.data as u64 == summary.bytes {
+        true => Ok((header, data)),
+        false => Err(damaged(path, &format!("the header of {} does not fit it", summary.name))),
     }
-    Ok((file, header, data))
 }
 
 fn damaged(path: &Path, what: &str) -> Error {

@@ -1,8 +1,7 @@
 //! Writing one file of a checkpoint.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +9,7 @@ use phalanx_error::{Error, Problem, Result};
 
 use crate::header::Header;
 use crate::manifest::{FileSummary, Piece};
+use crate::storage::FileSink;
 
 /// Bytes that have one hash.
 pub const PIECE_BYTES: usize = 16 << 20;
@@ -19,7 +19,7 @@ pub const PIECE_BYTES: usize = 16 << 20;
 pub struct FileWriter {
     path: PathBuf,
     name: String,
-    file: File,
+    sink: Box<dyn FileSink>,
     /// Where data begin, and where they end.
     data: [u64; 2],
     pieces: Mutex<Vec<Piece>>,
@@ -31,13 +31,25 @@ impl FileWriter {
         let path = folder.join(name);
         let told = |error: io::Error| Error::failed(Problem::io("cannot write", &path, &error));
         let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(told)?;
-        let bytes = header.encode();
-        file.write_all_at(&bytes, 0).map_err(told)?;
-        let start = bytes.len() as u64;
-        let end = start + header.data as u64;
-        file.set_len(end).map_err(told)?;
-        let pieces = Mutex::new(vec![Piece::of(0, &bytes)]);
-        Ok(Self { path: path.clone(), name: name.to_owned(), file, data: [start, end], pieces })
+        let encoded = header.encode();
+        file.set_len((encoded.len() + header.data) as u64).map_err(told)?;
+        Self::over(&path, name, header, &encoded, Box::new(file))
+    }
+
+    /// A file that lies elsewhere: `path` says where, for people, and `encoded` is its header.
+    pub fn over(
+        path: &Path,
+        name: &str,
+        header: &Header,
+        encoded: &[u8],
+        sink: Box<dyn FileSink>,
+    ) -> Result<Self> {
+        let told = |error: io::Error| Error::failed(Problem::io("cannot write", path, &error));
+        sink.write_all_at(encoded, 0).map_err(told)?;
+        let start = encoded.len() as u64;
+        let data = [start, start + header.data as u64];
+        let pieces = Mutex::new(vec![Piece::of(0, encoded)]);
+        Ok(Self { path: path.to_path_buf(), name: name.to_owned(), sink, data, pieces })
     }
 
     /// Writes bytes at a place in the data.
@@ -48,7 +60,7 @@ impl FileWriter {
             return Err(io::Error::other("these bytes lie behind the end of the data"));
         }
         for piece in bytes.chunks(PIECE_BYTES) {
-            self.file.write_all_at(piece, at)?;
+            self.sink.write_all_at(piece, at)?;
             let hashed = Piece::of(at, piece);
             self.pieces.lock().unwrap_or_else(PoisonError::into_inner).push(hashed);
             at += piece.len() as u64;
@@ -65,7 +77,7 @@ impl FileWriter {
     pub fn finish(&self) -> Result<FileSummary> {
         let told =
             |error: io::Error| Error::failed(Problem::io("cannot write", &self.path, &error));
-        self.file.sync_all().map_err(told)?;
+        self.sink.finish().map_err(told)?;
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner).clone();
         pieces.sort_by_key(|piece| piece.at);
         fill_gaps(&mut pieces, self.data[1]);

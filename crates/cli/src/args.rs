@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use phalanx::config::{self, Sources};
-use phalanx::pipeline::{Concat, Warmup};
+use phalanx::pipeline::{RoundConcat, Warmup};
 use phalanx::session::hosts::REMOTE_SHELL;
+use phalanx::session::job;
 use phalanx::train::eval::ModelSource;
 
 use crate::arg_values::{Dtype, Ids, Meet, PartArg, count, whole};
@@ -113,19 +114,19 @@ pub(crate) enum Command {
     Agent {
         /// How many ranks this host has.
         #[arg(short = 'n', value_name = "N", value_parser = count)]
-        #[arg(allow_negative_numbers = true)]
-        count: NonZeroUsize,
+        #[arg(allow_negative_numbers = true, required_unless_present = "led")]
+        count: Option<NonZeroUsize>,
         /// The first of them, if srun does not say it.
         #[arg(long, value_name = "R", requires_all = ["ranks", "meet"], value_parser = whole)]
         first: Option<usize>,
         /// How many ranks there are on all hosts.
         #[arg(long, value_name = "N", requires = "first", value_parser = count)]
         ranks: Option<NonZeroUsize>,
-        /// Where ranks meet: the host of rank 0, and the first of 64 ports that it may use.
+        /// Where agents and ranks meet: the host of rank 0, and the first of 80 ports that it may use.
         #[arg(long, value_name = "HOST:PORT", requires = "first")]
         meet: Option<Meet>,
         /// A launcher speaks to the agent over its standard input.
-        #[arg(long, requires = "first", hide = true)]
+        #[arg(long, conflicts_with = "first", hide = true)]
         led: bool,
         /// The command is another program.
         #[arg(long)]
@@ -281,8 +282,8 @@ pub(crate) enum Bench {
 /// A pipeline schedule, and the times that it is simulated with.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
-    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half,
-    /// v-min, chimera, or csv:FILE.
+    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
+    /// zb-auto, v-half, v-min, chimera, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
@@ -298,6 +299,13 @@ pub(crate) struct Schedule {
     /// How many forwards 1f1b starts with.
     #[arg(long, value_enum, default_value = "pa")]
     pub(crate) warmup: WarmupArg,
+    /// Memory of zb-auto in shares: 1 is what the first stage group of 1f1b keeps.
+    #[arg(long, value_name = "SHARES", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) memory: f64,
+    /// What a micro-batch keeps between B and W, as a part of what it keeps between F and B,
+    /// for zb-auto.
+    #[arg(long, value_name = "RATIO", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) mw: f64,
     /// Pipelines in each direction of chimera.
     #[arg(long, value_name = "f", value_parser = whole, default_value = "1", allow_negative_numbers = true)]
     pub(crate) pairs: usize,
@@ -359,12 +367,12 @@ pub(crate) enum ConcatArg {
     Halving,
 }
 
-impl From<ConcatArg> for Concat {
-    fn from(concat: ConcatArg) -> Concat {
+impl From<ConcatArg> for RoundConcat {
+    fn from(concat: ConcatArg) -> RoundConcat {
         match concat {
-            ConcatArg::Direct => Concat::Direct,
-            ConcatArg::Doubling => Concat::Doubling,
-            ConcatArg::Halving => Concat::Halving,
+            ConcatArg::Direct => RoundConcat::Direct,
+            ConcatArg::Doubling => RoundConcat::Doubling,
+            ConcatArg::Halving => RoundConcat::Halving,
         }
     }
 }
@@ -390,7 +398,9 @@ pub(crate) struct Settings {
 impl Settings {
     /// The sources in the library's form.
     pub(crate) fn sources(&self) -> Sources {
-        let mut sources = Sources::default();
+        // Ranks of a host share its cores, not those of all hosts.
+        let cores = NonZeroUsize::new(job::cores()).unwrap_or(NonZeroUsize::MIN);
+        let mut sources = Sources::default().cores(cores);
         if let Some(preset) = &self.preset {
             sources = sources.preset(preset);
         }

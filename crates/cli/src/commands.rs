@@ -36,21 +36,22 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         }
         Command::Agent { count, first, ranks, meet, led, exec, command } => {
             let program = launch::program(*exec, command)?;
+            let count = count.map_or(1, |count| count.get());
             let agent = match (first, ranks, meet) {
+                _ if *led => Agent::Led,
                 (Some(first), Some(ranks), Some(meet)) => {
-                    launch::agent(count.get(), *first, ranks.get(), meet, *led)?
+                    launch::agent(count, *first, ranks.get(), meet)?
                 }
-                _ => Agent::of_slurm(count.get())?,
+                _ => Agent::of_slurm(count)?,
             };
             agent.run(&program)
         }
-        Command::Train { settings, trace, resume: None } => {
-            begin(network::load(&settings.sources()), &|loaded| {
-                train(loaded, output(settings), trace.as_deref()).map(drop)
-            })
-        }
-        Command::Train { settings, trace, resume: Some(given) } => {
-            let resumed = found(settings, given)?;
+        Command::Train { settings, trace, resume: given } => {
+            let Some(resumed) = found(settings, given.as_deref())? else {
+                return begin(network::load(&settings.sources()), &|loaded| {
+                    train(loaded, output(settings), trace.as_deref()).map(drop)
+                });
+            };
             begin(network::load(&resumed.sources(settings.sources())), &|loaded| {
                 resume(loaded, output(settings), trace.as_deref(), &resumed).map(drop)
             })
@@ -128,11 +129,22 @@ fn output(settings: &Settings) -> Output {
     if settings.json { Output::Json } else { Output::People }
 }
 
-/// The run that is to go on.
-fn found(settings: &Settings, given: &Path) -> Result<Resume> {
+/// The run that is to go on: as it was asked for, or because torchrun or Slurm has started its job again.
+fn found(settings: &Settings, given: Option<&Path>) -> Result<Option<Resume>> {
     // Where runs are is known without the run.
-    let runs = network::load(&settings.sources()).map(|loaded| loaded.config.run.dir);
-    Resume::find(given, &runs.unwrap_or_else(|_| "runs".into()))
+    let runs = || match network::load(&settings.sources()) {
+        Ok(loaded) => loaded.config.run.dir,
+        Err(_) => "runs".into(),
+    };
+    match given {
+        Some(given) => Resume::find(given, &runs()).map(Some),
+        None => Ok(Resume::of_requeued(runs)?.map(|(resumed, text)| {
+            if !job::is_later_rank() {
+                out::error(&format!("note: {text}"));
+            }
+            resumed
+        })),
+    }
 }
 
 fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {

@@ -81,21 +81,15 @@ pub(crate) fn run(
 }
 
 /// The agent of a host whose place was given.
-pub(crate) fn agent(
-    count: usize,
-    first: usize,
-    ranks: usize,
-    meet: &Meet,
-    is_led: bool,
-) -> Result<Agent> {
+pub(crate) fn agent(count: usize, first: usize, ranks: usize, meet: &Meet) -> Result<Agent> {
     if first + count > ranks {
         let problem = format!("--first {first} and -n {count} are more than --ranks {ranks}");
         return Err(Error::refused(
             Problem::new(problem).fix("--ranks is the number of ranks on all hosts"),
         ));
     }
-    let (host, meet) = (String::new(), (meet.host.clone(), meet.port));
-    Ok(Agent { share: HostShare { host, first, count, ranks, meet }, is_led })
+    let meet = (meet.host.clone(), meet.port);
+    Ok(Agent::Placed(HostShare { first, count, ranks, meet }))
 }
 
 /// What is launched: a command of phalanx, or another program.

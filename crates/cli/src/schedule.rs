@@ -157,7 +157,11 @@ impl Wanted {
         if !self.compared || named == NamedSchedule::Chimera {
             shape = shape.pairs(asked.pairs).concat(asked.concat.into());
         }
-        Ok(named.build(shape)?)
+        if !self.compared || named == NamedSchedule::ZbAuto {
+            shape = shape.memory(asked.memory).until_w(asked.mw);
+        }
+        let Asked { tf: f, tb: b, tw: w, hop, .. } = *asked;
+        Ok(named.build_for(shape, &TurnCosts::even(Times { f, b, w }, hop)?)?)
     }
 }
 
@@ -208,6 +212,16 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
             };
             let why = "a table states which replicas each stage group holds, and only chimera has several";
             refuse(key, value, why, "chimera")
+        }
+        _ if (asked.memory, asked.mw) != (1.0, 1.0)
+            && !by(&|named| named == NamedSchedule::ZbAuto) =>
+        {
+            let (key, value) = match asked.memory {
+                1.0 => ("mw", asked.mw),
+                memory => ("memory", memory),
+            };
+            let why = "only zb-auto is searched for a memory; the others have their own";
+            refuse(key, value.to_string(), why, "zb-auto")
         }
         _ => Ok(()),
     }

@@ -8,6 +8,7 @@ use phalanx_call::MemoryKind;
 use phalanx_sys::Arena;
 
 use crate::call::{Call, OpKind};
+use crate::device::DeviceMover;
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
 use crate::site::Site;
@@ -35,6 +36,13 @@ pub trait Communicator: Send {
     fn arena(&mut self, bytes: usize) -> Result<Option<Arena>, CommError> {
         let _ = bytes;
         Ok(None)
+    }
+
+    /// From now on calls move a device's memory, which this mover reaches. All ranks of the world must do
+    /// it at the same point of their calls, with none outstanding. A transport whose ranks cannot reach
+    /// each other's memory gives the mover back.
+    fn attach(&mut self, mover: Box<dyn DeviceMover>) -> Result<(), Box<dyn DeviceMover>> {
+        Err(mover)
     }
 
     /// Makes a group known; the same group gives the same id. All members must do it, in an order

@@ -14,6 +14,7 @@ mod blocking;
 mod blocks;
 mod call;
 mod communicator;
+mod device;
 mod element;
 mod error;
 mod exchange;
@@ -43,6 +44,7 @@ pub use blocking::Collectives;
 pub use blocks::{Blocks, Strides};
 pub use call::{Call, CollectiveOp, OpKind, ReduceOp};
 pub use communicator::{Busy, CallWatch, Communicator, Handle, Stop};
+pub use device::{CallNote, Combining, DeviceMover, Reached, StridedRows};
 pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
@@ -50,11 +52,13 @@ pub use launch::{Launcher, LocalRank};
 pub use mpi::{Mpi, find_shim};
 pub use planned::{CallSite, CountedEndpoint, PlacedCall, PlannedCollective};
 pub use processes::{
-    BadEnvironment, BadHostFile, Environment, HostShare, MeetingPoint, Membership, Processes,
-    StateMemory, Token, names,
+    BadEnvironment, BadHostFile, Environment, HostShare, ListedHost, MeetingPoint, Membership,
+    Processes, StateMemory, Token, build, fill_slots, names,
 };
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
-pub use recorder::{Did, FlightRecorder, JobWords, RankWords, RecordedEvent};
+pub use recorder::{
+    Did, FlightRecorder, JobSnapshot, JobWords, RankSnapshot, RankWords, RecordedEvent, SeenEvent,
+};
 pub use site::Site;
 pub use streams::Streams;
 pub use threads::{Options, SharedWorld, Threads, Waiting};

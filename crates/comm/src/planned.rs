@@ -9,7 +9,7 @@ mod endpoint;
 use std::ops::Range;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Instr, Op, Order, Program, ValueId};
+use phalanx_ir::{Axis, Instr, LocalPart, Op, Order, Program, ValueId};
 
 use crate::blocks::{Blocks, Strides};
 use crate::call::{Call, CollectiveOp, ReduceOp};
@@ -32,6 +32,27 @@ pub enum PlannedCollective {
         dim: usize,
         /// The first index.
         start: usize,
+    },
+    /// The result consists of some places of the operand along a dim.
+    Pick {
+        /// The dim.
+        dim: usize,
+        /// For each index of the result, the index of the operand.
+        places: Vec<usize>,
+    },
+    /// Ranks move elements between them as if a dim were distributed in blocks; before a scatter its
+    /// elements are picked for that, and after a gather for the result.
+    Dealt {
+        /// The dim.
+        dim: usize,
+        /// For each index after picking, the index before.
+        places: Vec<usize>,
+        /// The axes of the group, in its order.
+        axes: Vec<Axis>,
+        /// What the group does.
+        op: CollectiveOp<'static>,
+        /// Where elements lie on both sides.
+        blocks: Blocks,
     },
     /// Ranks move elements between them.
     Calls {
@@ -58,10 +79,13 @@ impl PlannedCollective {
         let out = program.ty(instr.outputs[0]).local_shape(mesh);
         Ok(match collective.kind {
             CollectiveKind::ToPartial if shard > 0 => Self::Zeros,
-            CollectiveKind::Shard { dim } => {
-                in_blocks(program, instr.outputs[0], dim)?;
-                Self::Slice { dim, start: shard * out[dim] }
-            }
+            CollectiveKind::Shard { dim } => match order(program, instr.outputs[0], dim) {
+                Order::Block => Self::Slice { dim, start: shard * out[dim] },
+                order => {
+                    let part = LocalPart { order, shard, shards: n, extent: n * out[dim] };
+                    Self::Pick { dim, places: (0..out[dim]).map(|i| part.global(i)).collect() }
+                }
+            },
             _ if n == 1 || collective.kind == CollectiveKind::ToPartial => Self::Copy,
             _ => Self::between_ranks(program, instr, collective, rank)?,
         })
@@ -84,14 +108,30 @@ impl PlannedCollective {
         let (op, blocks) = match collective.kind {
             CollectiveKind::AllGather { dim } => {
                 let [outer, inner] = around(dim, &x);
-                let order = program.ty(operand).layout.dims()[dim].order;
-                (CollectiveOp::AllGather, gathered(order, n, [outer, x[dim], inner])?)
+                let order = order(program, operand, dim);
+                if order == Order::Zigzag {
+                    let blocks = Blocks::gather(n, outer, x[dim], inner);
+                    let places = places_of_whole(order, n, x[dim]);
+                    return Ok(Self::Dealt {
+                        dim,
+                        places,
+                        axes,
+                        op: CollectiveOp::AllGather,
+                        blocks,
+                    });
+                }
+                (CollectiveOp::AllGather, gathered(order, n, [outer, x[dim], inner]))
             }
             CollectiveKind::ReduceScatter { dim } => {
-                in_blocks(program, result, dim)?;
                 let [outer, inner] = around(dim, &out);
                 let blocks = Blocks::scatter(n, outer, out[dim], inner);
-                (CollectiveOp::ReduceScatter(ReduceOp::Sum), blocks)
+                let op = CollectiveOp::ReduceScatter(ReduceOp::Sum);
+                let order = order(program, result, dim);
+                if order != Order::Block {
+                    let places = places_by_shard(order, n, out[dim]);
+                    return Ok(Self::Dealt { dim, places, axes, op, blocks });
+                }
+                (op, blocks)
             }
             CollectiveKind::AllReduce => {
                 let elements = x.iter().product();
@@ -106,6 +146,12 @@ impl PlannedCollective {
             CollectiveKind::Permute { dim } => {
                 let op;
                 (axes, op) = permute(program, instr, collective, dim, rank);
+                (op, Blocks::contiguous(x.iter().product()))
+            }
+            CollectiveKind::Turn { .. } => {
+                let own = mesh.shard(rank, &axes);
+                let (to, from) = ((own + n - 1) % n, (own + 1) % n);
+                let op = CollectiveOp::Permute { to: Some(to), from: Some(from) };
                 (op, Blocks::contiguous(x.iter().product()))
             }
             _ => return Err("it needs no other rank".to_owned()),
@@ -141,23 +187,41 @@ pub(crate) fn cut(collective: &Collective, whole: Call<'static>) -> Vec<PlacedCa
 }
 
 /// Blocks of a gather along the middle of three dims, for the order of its elements.
-fn gathered(order: Order, n: usize, [outer, mid, inner]: [usize; 3]) -> Result<Blocks, String> {
+fn gathered(order: Order, n: usize, [outer, mid, inner]: [usize; 3]) -> Blocks {
     match order {
-        Order::Block => Ok(Blocks::gather(n, outer, mid, inner)),
+        Order::Block | Order::Zigzag => Blocks::gather(n, outer, mid, inner),
         // Each element of a shard is a row, n rows apart in the whole.
-        Order::Striped => Ok(Blocks {
+        Order::Striped => Blocks {
             outer,
             rows: mid,
             len: inner,
             source: Strides { block: outer * mid * inner, outer: mid * inner, row: inner },
             target: Strides { block: inner, outer: n * mid * inner, row: n * inner },
-        }),
-        Order::Zigzag => Err("a dim in zigzag order is not gathered in one call".to_owned()),
+        },
     }
 }
 
+/// Where the elements of `n` shards of `len` elements lie in the whole, shard by shard.
+fn places_by_shard(order: Order, n: usize, len: usize) -> Vec<usize> {
+    let place = |i: usize| order.global(i % len, i / len, n, n * len);
+    (0..n * len).map(place).collect()
+}
+
+/// For each element of the whole, where it lies in a list of the shards.
+fn places_of_whole(order: Order, n: usize, len: usize) -> Vec<usize> {
+    let mut places = vec![0; n * len];
+    for (at, place) in places_by_shard(order, n, len).into_iter().enumerate() {
+        places[place] = at;
+    }
+    places
+}
+
+fn order(program: &Program, value: ValueId, dim: usize) -> Order {
+    program.ty(value).layout.dims()[dim].order
+}
+
 fn in_blocks(program: &Program, value: ValueId, dim: usize) -> Result<(), String> {
-    match program.ty(value).layout.dims()[dim].order {
+    match order(program, value, dim) {
         Order::Block => Ok(()),
         order => {
             Err(format!("dim {dim} is {}; only dims in block order can be moved", order.name()))

@@ -1,9 +1,12 @@
 //! Rules between the degrees of parallelism and what they divide.
 
+use phalanx_ir::ops::AttentionKind;
 use phalanx_spmd::strategies::heads_fit;
 
+use super::context::CpKind;
 use super::model::assignments;
-use super::parallel::{CpKind, ParallelAxis, ParallelConfig, TpKind};
+use super::parallel::{ParallelAxis, ParallelConfig, TpKind};
+use super::tensor::shape;
 use super::values::Values;
 use super::{Config, ModelKind};
 use phalanx_error::Problem;
@@ -13,7 +16,10 @@ impl Config {
     pub(super) fn check_fits(&self, values: &mut Values) {
         self.check_order(values);
         self.check_shards(values);
+        self.check_replicas(values);
         self.check_pipeline(values);
+        self.check_samples(values);
+        self.check_ring(values);
         if self.model.kind != ModelKind::Mlp {
             self.check_heads(values);
         }
@@ -47,19 +53,46 @@ impl Config {
         });
     }
 
+    /// A ring passes keys on between ranks that have some, and never has all scores.
+    fn check_ring(&self, values: &mut Values) {
+        let (cp, seq) = (self.parallel.cp.get(), self.train.seq_len.get());
+        if self.parallel.cp_kind != CpKind::Ring || cp == 1 {
+            return;
+        }
+        values.rule(&["parallel.cp", "train.seq_len"], seq >= cp, || {
+            Problem::new(format!("train.seq_len = {seq} is shorter than parallel.cp = {cp} ranks"))
+                .because("in a ring each rank has positions of every sequence")
+                .nearest(format!("parallel.cp = {seq}, or train.seq_len = {cp}"))
+        });
+        let flash = self.model.attention == AttentionKind::Flash;
+        values.rule(&["parallel.cp_kind", "model.attention"], flash, || {
+            Problem::new(
+                "parallel.cp_kind = \"ring\" does not work with model.attention = \"materialised\"",
+            )
+            .because("a ring sees some keys at a time, and stored scores are those of all keys")
+            .nearest("model.attention = \"flash\", or parallel.cp_kind = \"allgather\"")
+        });
+    }
+
     /// Ranks that share the work of attention share its heads.
     fn check_heads(&self, values: &mut Values) {
         let (heads, kv) = (self.model.heads.get(), self.model.kv_heads.get());
         let tp = self.parallel.tp.get();
         let keys = ["parallel.tp", "model.heads", "model.kv_heads"];
-        let fits = heads_fit(heads, kv, tp);
+        // Ranks that form no square or cube are refused as such.
+        let Some(shaped) = self.parallel.tensor_shape() else { return };
+        let sharing = shaped.heads;
+        let fits = heads_fit(heads, kv, sharing);
+        let fit = |n: usize| {
+            shape(&self.parallel, n).is_some_and(|shape| heads_fit(heads, kv, shape.heads))
+        };
         let (cp, ulysses) = (self.parallel.cp.get(), self.parallel.cp_kind == CpKind::Ulysses);
         let splits = splits_heads(&self.parallel);
         // Ulysses divides the heads of each rank of tp, whatever tp splits.
         values.rule(&keys, fits || !(splits || ulysses && cp > 1), || {
-            let degrees = assignments("parallel.tp", &near(tp, |n| heads_fit(heads, kv, n)));
+            let degrees = assignments("parallel.tp", &near(tp, fit));
             let problem = format!("parallel.tp = {tp} does not work with {}", of_heads(heads, kv));
-            let problem = Problem::new(problem).because(why(heads, kv, tp));
+            let problem = Problem::new(problem).because(why(heads, kv, sharing));
             match splits {
                 true => problem.nearest(degrees),
                 false => problem
@@ -70,10 +103,10 @@ impl Config {
         if !fits || !ulysses {
             return;
         }
-        let (heads, kv) = (heads / tp, kv.div_ceil(tp));
+        let (heads, kv) = (heads / sharing, kv.div_ceil(sharing));
         let keys = ["parallel.cp", "parallel.tp", "model.heads", "model.kv_heads"];
         values.rule(&keys, heads_fit(heads, kv, cp), || {
-            let left = match tp {
+            let left = match sharing {
                 1 => of_heads(heads, kv),
                 _ => format!("{} on each of parallel.tp = {tp} ranks", of_heads(heads, kv)),
             };
@@ -91,7 +124,6 @@ impl Config {
 fn splits_heads(parallel: &ParallelConfig) -> bool {
     match parallel.tp_kind {
         TpKind::OneD => parallel.tp_plan.0.is_empty(),
-        // Not built yet, and refused as such.
         TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD => true,
     }
 }
@@ -116,7 +148,7 @@ fn why(heads: usize, kv: usize, degree: usize) -> String {
 }
 
 /// The closest degrees below and above that work, up to twice the degree.
-fn near(degree: usize, works: impl Fn(usize) -> bool) -> Vec<usize> {
+pub(super) fn near(degree: usize, works: impl Fn(usize) -> bool) -> Vec<usize> {
     let below = (1..degree).rev().find(|&n| works(n));
     let above = (degree + 1..=2 * degree).find(|&n| works(n));
     below.into_iter().chain(above).collect()

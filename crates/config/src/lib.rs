@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod absent;
+mod context;
 mod data;
 mod derived;
 mod fits;
@@ -23,24 +24,29 @@ mod shrink;
 mod sources;
 mod stages;
 mod suggest;
+mod sync;
+mod tensor;
 mod train;
 mod values;
 
 use std::collections::BTreeMap;
 
+pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
 pub use key::Key;
 pub use listing::listing;
 pub use model::{ModelConfig, ModelKind, Origin};
 pub use optim::{Clip, LrSchedule, OptimConfig, OptimKind};
 pub use parallel::{
-    AxisOrder, CpKind, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
-    PipelineWarmup, SyncKind, TensorRules, TpKind, ZeroStage,
+    AxisOrder, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
+    PipelineWarmup, TensorRules, TpKind, ZeroStage,
 };
-pub use precision::{FloatKind, PrecisionConfig};
+pub use precision::{FloatKind, LossScale, PrecisionConfig};
 pub use run::{DeviceKind, RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
+pub use sync::{SyncKind, SyncMomentum};
+pub use tensor::TensorShape;
 pub use train::{RecomputeKind, TrainConfig};
 
 use phalanx_error::{Error, Location, Problem, Result};

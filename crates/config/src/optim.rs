@@ -14,13 +14,16 @@ section! {
         kind: OptimKind = "adamw"; aka "optimizer" "name" "type",
         /// Highest learning rate.
         lr: NonNegative = "3e-4"; aka "learning_rate" "max_lr" "peak_lr",
-        /// AdamW: decay of the running means of the gradient and of its square.
-        betas: [Fraction; 2] = "[0.9, 0.95]"; aka "adam_beta1" "adam_beta2" "beta1" "beta2",
-        /// AdamW: added to the root of the second mean, to avoid division by zero.
-        eps: Positive = "1e-8"; aka "adam_eps" "adam_epsilon" "epsilon",
-        /// Decay of matrices per step, as a multiple of the learning rate; norms and biases do not
-        /// decay.
-        weight_decay: NonNegative = "0.1"; aka "wd" "decay",
+        /// Decay of the running means of the gradient and, but for lion, of its square.
+        betas: [Fraction; 2] = "[0.9, 0.95] for adamw, [0.9, 0.99] for lion, else [0.9, 0.999]"
+            => kind.betas(); aka "adam_beta1" "adam_beta2" "beta1" "beta2",
+        /// Added to the root of the second mean, to avoid division by zero.
+        eps: Positive = "1e-6 for lamb, else 1e-8" => kind.eps();
+            aka "adam_eps" "adam_epsilon" "epsilon",
+        /// Decay of matrices per step; norms and biases do not decay. adamw, lamb and lion subtract
+        /// this share times the learning rate; adam and sgd add it to the gradient.
+        weight_decay: NonNegative = "0.1 for adamw, 0.01 for lamb, else 0" => kind.decay();
+            aka "wd" "decay",
         /// SGD: share of the last update that is kept.
         momentum: Fraction = "0.0"; aka "sgd_momentum",
         /// SGD: look ahead along the momentum.
@@ -44,8 +47,43 @@ choice! {
     pub enum OptimKind {
         /// Adam with decoupled weight decay.
         AdamW = "adamw",
+        /// Adam; weight decay is added to the gradient.
+        Adam = "adam",
         /// Gradient descent, with or without momentum.
         Sgd = "sgd",
+        /// Adam whose step is, for each parameter, as long as the parameter times the learning rate.
+        Lamb = "lamb",
+        /// Steps of one size, by the sign of a running mean.
+        Lion = "lion",
+        /// Second moments as products of row and column means.
+        Adafactor = "adafactor" later,
+    }
+}
+
+impl OptimKind {
+    fn betas(self) -> [Fraction; 2] {
+        let betas = match self {
+            OptimKind::AdamW => [0.9, 0.95],
+            OptimKind::Lion => [0.9, 0.99],
+            OptimKind::Adam | OptimKind::Sgd | OptimKind::Lamb | OptimKind::Adafactor => {
+                [0.9, 0.999]
+            }
+        };
+        betas.map(|beta| Fraction::new(beta).expect("it is below one"))
+    }
+
+    fn eps(self) -> Positive {
+        let eps = if self == OptimKind::Lamb { 1e-6 } else { 1e-8 };
+        Positive::new(eps).expect("it is positive")
+    }
+
+    fn decay(self) -> NonNegative {
+        let decay = match self {
+            OptimKind::AdamW => 0.1,
+            OptimKind::Lamb => 0.01,
+            OptimKind::Adam | OptimKind::Sgd | OptimKind::Lion | OptimKind::Adafactor => 0.0,
+        };
+        NonNegative::new(decay).expect("it is not negative")
     }
 }
 
@@ -91,11 +129,16 @@ impl OptimConfig {
             .because("the learning rate would never reach optim.lr")
             .nearest(format!("optim.warmup_steps = {steps}"))
         });
+        values.rule(&["optim.kind"], self.kind != OptimKind::Adafactor, || {
+            Problem::new("optim.kind = \"adafactor\" is not built yet")
+                .because("its state has one number for each row and column of a matrix")
+                .nearest("optim.kind = \"adamw\", or \"lion\", which keeps one number per weight")
+        });
         let momentum = self.momentum.get();
         // What a kind has instead of `momentum`, if it does not read it.
         let instead = match self.kind {
-            OptimKind::AdamW => Some("AdamW's momentum is the first of optim.betas"),
             OptimKind::Sgd => None,
+            _ => Some("its momentum is the first of optim.betas"),
         };
         if let Some(why) = instead {
             values.rule(&["optim.momentum", "optim.kind"], momentum == 0.0, || {

@@ -1,11 +1,13 @@
 //! `[parallel]`: how the work is divided among ranks.
 
-use phalanx_pipeline::{Concat, NamedSchedule, Warmup};
+use phalanx_pipeline::{NamedSchedule, RoundConcat, Warmup};
 use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
+use super::context::{CpKind, CpOrder};
 use super::key::section;
-use super::setting::{Count, Setting, choice, quoted};
+use super::setting::{Count, Positive, Setting, choice, quoted};
+use super::sync::{SyncKind, SyncMomentum};
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -26,19 +28,28 @@ section! {
         /// Sequence parallelism between tensor-parallel regions.
         sp: bool = "false"; aka "sequence_parallel" "enable_sequence_parallel",
         /// Shape of tensor parallelism.
-        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind";
-            later "this kind of tensor parallelism",
-        /// Depth of 2.5d tensor parallelism.
-        tp_depth: Count = "1"; aka "tesseract_depth"; later "2.5d tensor parallelism",
+        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
+        /// Depth of 2.5d tensor parallelism: the number of squares.
+        tp_depth: Count = "1"; aka "tesseract_depth",
         /// Which weights tp splits, by name. The first rule that matches a weight applies; weights
         /// that no rule matches are not split. Without rules, weights are split as Megatron does.
         tp_plan: TensorRules = "[]"; aka "parallelize_plan" "tp_rules",
         /// How attention sees the whole sequence.
         cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
-        /// How replicas are kept equal.
-        sync: SyncKind = "ddp"; aka "data_parallel_kind"; later "this way of synchronising replicas",
-        /// Steps between two averages, for local-sgd and average.
-        sync_every: Count = "1"; aka "sync_interval" "local_steps"; later "averaging of replicas",
+        /// How the positions of a sequence are distributed to the ranks of cp. zigzag and striped give
+        /// each rank the same work under causal masks; they need cp_kind = "ring".
+        cp_order: CpOrder = "zigzag for ring, else block" => cp_kind.usual_order();
+            aka "cp_load_balance" "context_parallel_load_balance",
+        /// How data-parallel replicas are kept equal.
+        sync: SyncKind = "ddp"; aka "data_parallel_kind",
+        /// local-sgd and average: steps from one average to the next; 0: one average, after the last
+        /// step. Gradients are clipped in each replica by itself.
+        sync_every: usize = "1"; aka "sync_interval" "local_steps",
+        /// local-sgd: whether the optimizer's state is averaged with the weights, or each replica
+        /// keeps its own.
+        sync_momentum: SyncMomentum = "average"; aka "average_momentum",
+        /// local-sgd: first steps, each of which ends with an average.
+        sync_warmup: usize = "0"; aka "local_sgd_warmup",
         /// Number of dp ranks that share one copy of the weights; other dp ranks hold further
         /// copies.
         dp_shard: Count = "parallel.dp" => dp;
@@ -65,6 +76,9 @@ section! {
         chunks: Count = "2 for interleaved, breadth-first, zb-v, v-half and v-min, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
+        /// The memory that zb-auto may use for kept values, in shares: 1 is what the first stage of 1f1b
+        /// keeps.
+        schedule_memory: Positive = "1"; aka "zero_bubble_max_pending_backward" "schedule_memory_limit",
         /// Pipelines in each direction of chimera.
         pairs: Count = "1"; aka "chimera_pairs",
         /// How chimera runs more micro-batches than stages. direct: round after round; doubling: two
@@ -104,34 +118,6 @@ choice! {
         Given = "given",
         /// A search.
         Auto = "auto",
-    }
-}
-
-choice! {
-    /// How attention sees the whole sequence.
-    pub enum CpKind {
-        /// Heads are exchanged for positions.
-        Ulysses = "ulysses",
-        /// Keys and values are gathered.
-        AllGather = "allgather",
-        /// Keys and values are passed around a ring.
-        Ring = "ring" later,
-        /// Ring self-attention with stored scores.
-        Rsa = "rsa" later,
-    }
-}
-
-choice! {
-    /// How replicas are kept equal.
-    pub enum SyncKind {
-        /// Gradients are summed in buckets while the backward pass runs.
-        Ddp = "ddp",
-        /// One rank gathers gradients and spreads weights.
-        DataParallel = "dataparallel",
-        /// Replicas train alone and average their weights from time to time.
-        LocalSgd = "local-sgd",
-        /// Replicas average weights after every few steps.
-        Average = "average",
     }
 }
 
@@ -178,12 +164,12 @@ impl From<PipelineWarmup> for Warmup {
     }
 }
 
-impl From<ConcatKind> for Concat {
+impl From<ConcatKind> for RoundConcat {
     fn from(concat: ConcatKind) -> Self {
         match concat {
-            ConcatKind::Direct => Concat::Direct,
-            ConcatKind::Doubling => Concat::Doubling,
-            ConcatKind::Halving => Concat::Halving,
+            ConcatKind::Direct => RoundConcat::Direct,
+            ConcatKind::Doubling => RoundConcat::Doubling,
+            ConcatKind::Halving => RoundConcat::Halving,
         }
     }
 }
@@ -403,6 +389,7 @@ impl ParallelConfig {
             ("parallel.zero", self.zero != ZeroStage::Zero),
             ("parallel.fsdp", self.fsdp),
             ("parallel.sp", self.sp),
+            ("parallel.tp_kind", self.tp_kind != TpKind::OneD),
             ("parallel.tp_plan", !self.tp_plan.0.is_empty()),
         ] {
             values.rule(&["parallel.layout", key], !set, || {
@@ -413,26 +400,15 @@ impl ParallelConfig {
         }
     }
 
-    /// Refuses kinds of context parallelism that do not exist yet.
-    fn check_cp_kind(&self, values: &mut Values) {
-        let built = match self.cp_kind {
-            CpKind::Ulysses | CpKind::AllGather => true,
-            CpKind::Ring | CpKind::Rsa => false,
-        };
-        values.rule(&["parallel.cp_kind"], built, || {
-            let kind = self.cp_kind.name();
-            Problem::new(format!("parallel.cp_kind = \"{kind}\" is not built yet"))
-                .nearest("parallel.cp_kind = \"ulysses\" or \"allgather\"")
-        });
-    }
-
     /// Refuses every value that is not implemented yet. When a key's system is built, remove `later`
     /// from the key. If only some of its values are built, mark the other words `later` instead and
     /// refuse them by a rule, as for `cp_kind`.
     pub(crate) fn check_built(&self, values: &mut Values) {
         self.check_cp_kind(values);
+        self.check_sync(values);
         self.check_sharing(values);
         self.check_search(values);
+        self.check_tensor_shape(values);
         for (key, (name, value)) in Self::KEYS.iter().zip(self.write()) {
             let Some(system) = key.later else { continue };
             let works = key.usual();

@@ -2,8 +2,10 @@
 
 use phalanx_ir::DType;
 
+use toml_edit::Value;
+
 use super::key::section;
-use super::setting::choice;
+use super::setting::{Count, Positive, Setting, choice, quoted};
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -19,6 +21,49 @@ section! {
         /// Gradients as they are stored, accumulated and reduced.
         grads: FloatKind = "f32, or f64 with compute = f64" => default_storage(compute);
             aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
+        /// compute = f16: what the loss is multiplied by before the backward pass; updates divide by
+        /// it. dynamic: it is halved after an overflow and doubled after many steps without one.
+        loss_scale: LossScale = "dynamic"; aka "fp16_loss_scale" "grad_scale",
+        /// Dynamic loss scale: it starts at 2 to this power.
+        initial_scale_power: u32 = "16"; aka "init_scale" "initial_loss_scale",
+        /// Dynamic loss scale: it is doubled after this many steps without an overflow.
+        loss_scale_window: Count = "1000"; aka "growth_interval" "scale_window",
+        /// Dynamic loss scale: it is halved by this many overflows since it was last doubled, and by
+        /// each one after them.
+        hysteresis: Count = "2"; aka "delayed_shift",
+        /// Dynamic loss scale: its smallest value. An overflow at this scale ends the run.
+        min_loss_scale: Positive = "1"; aka "min_scale",
+    }
+}
+
+/// What the loss of an f16 program is multiplied by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum LossScale {
+    /// What the steps so far allow.
+    Dynamic,
+    /// Always the same number.
+    Fixed(Positive),
+}
+
+impl Setting for LossScale {
+    fn expects() -> String {
+        "\"dynamic\", or a finite number above 0".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        match value.as_str() {
+            Some("dynamic") => Some(LossScale::Dynamic),
+            Some(_) => None,
+            None => Positive::read(value).map(LossScale::Fixed),
+        }
+    }
+    fn write(&self) -> String {
+        match self {
+            LossScale::Dynamic => quoted("dynamic"),
+            LossScale::Fixed(scale) => scale.write(),
+        }
+    }
+    fn words() -> &'static [&'static str] {
+        &["dynamic"]
     }
 }
 
@@ -32,7 +77,7 @@ choice! {
         /// 8 exponent bits, 7 mantissa bits.
         Bf16 = "bf16",
         /// IEEE half precision.
-        F16 = "f16" later,
+        F16 = "f16",
     }
 }
 
@@ -58,10 +103,50 @@ impl PrecisionConfig {
         DType::from(self.weights) != self.state()
     }
 
+    /// Gradients are sums of many numbers, which f16 cannot hold; and the keys of the loss scale mean
+    /// nothing without f16.
+    fn check_scaling(&self, values: &mut Values) {
+        values.rule(&["precision.grads"], self.grads != FloatKind::F16, || {
+            Problem::new("precision.grads = f16 does not work")
+                .because("sums of scaled gradients do not fit f16, whose largest number is 65504")
+                .nearest("precision.grads = \"f32\", or \"bf16\"")
+        });
+        let most = 127;
+        let power = self.initial_scale_power;
+        values.rule(&["precision.initial_scale_power"], power <= most, || {
+            Problem::new(format!("precision.initial_scale_power = {power} is too large"))
+                .because(format!("a loss is scaled in f32, which holds 2 to the power {most}"))
+                .nearest(format!("precision.initial_scale_power = {most}"))
+        });
+        let (least, first) = (self.min_loss_scale.get(), 2f64.powi(power.min(most) as i32));
+        let keys = ["precision.min_loss_scale", "precision.initial_scale_power"];
+        values.rule(&keys, least <= first, || {
+            Problem::new(format!("precision.min_loss_scale = {least} is above 2^{power}"))
+                .because("2 to the power precision.initial_scale_power is the first scale")
+                .nearest(format!("precision.min_loss_scale = {first}"))
+        });
+        let fixed = self.loss_scale != LossScale::Dynamic;
+        let written = Self::KEYS.iter().zip(self.write());
+        for (key, (name, value)) in written.filter(|(key, _)| SCALING.contains(&key.field())) {
+            let used = self.compute == FloatKind::F16 && (key.field() == "loss_scale" || !fixed);
+            values.rule(&[name], used || value == key.usual(), || {
+                let problem = Problem::new(format!("{name} = {value} has no effect"));
+                match self.compute {
+                    FloatKind::F16 => problem
+                        .because("precision.loss_scale is a number, which never changes")
+                        .fix("precision.loss_scale = \"dynamic\""),
+                    other => problem
+                        .because(format!("losses are scaled for f16 alone, not for {other}"))
+                        .fix("precision.compute = \"f16\""),
+                }
+            });
+        }
+    }
+
     /// Applies the rule that f64 is all or nothing, then checks what remains.
     pub(crate) fn settle(&mut self, values: &mut Values) {
         let compute = self.compute;
-        check_built("precision.compute", compute, values);
+        self.check_scaling(values);
         for (key, stored) in
             [("precision.weights", &mut self.weights), ("precision.grads", &mut self.grads)]
         {
@@ -71,7 +156,6 @@ impl PrecisionConfig {
                 *stored = FloatKind::F64;
             }
             let stored = *stored;
-            check_built(key, stored, values);
             let agree = (compute == FloatKind::F64) == (stored == FloatKind::F64);
             values.rule(&[key, "precision.compute"], agree, || {
                 let problem = Problem::new(format!(
@@ -91,14 +175,9 @@ impl PrecisionConfig {
     }
 }
 
-/// Refuses a number format that no engine computes in yet.
-fn check_built(key: &str, float: FloatKind, values: &mut Values) {
-    values.rule(&[key], float != FloatKind::F16, || {
-        Problem::new(format!("{key} = f16: half precision is not built yet"))
-            .because("f16 needs loss scaling; bf16 has the range of f32 and needs none")
-            .nearest(format!("{key} = \"bf16\""))
-    });
-}
+/// The keys of the loss scale.
+const SCALING: [&str; 5] =
+    ["loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"];
 
 fn default_storage(compute: FloatKind) -> FloatKind {
     match compute {

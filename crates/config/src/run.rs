@@ -25,15 +25,17 @@ section! {
         checkpoint_every: usize = "0"; aka "checkpoint_interval" "save_interval" "save_steps" "save_every" "ckpt",
         /// Minutes between checkpoints, besides checkpoint_every; 0: none.
         checkpoint_minutes: usize = "0",
+        /// Steps between copies of the state in the memory of hosts, from which a run goes on when a host
+        /// is lost; 0: none. They need ranks on several hosts, and two to four times the memory of the state.
+        copy_every: usize = "0"; aka "buddy_every" "replicate_every",
         /// How many checkpoints are kept.
         keep: Count = "3"; aka "save_total_limit" "keep_latest_k" "keep_checkpoints",
         /// Memory that the plan of a rank may take; "none": the free memory of the machine.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
-        /// How many times ranks that are processes of one host are started again after one was lost; 0:
-        /// never.
+        /// How many times ranks that are processes are started again after one was lost; 0: never.
         restarts: usize = "10"; aka "max_restarts",
         /// The fewest ranks to go on with if one cannot be started again: the nearest layout that fits
-        /// continues from the newest checkpoint, with the same batch.
+        /// continues from the newest checkpoint or copy, with the same batch.
         min_ranks: Count = "as many as the layout has" => ranks; aka "min_nodes" "elastic_min",
         /// What ranks are: threads of this process, processes that it starts, processes that another
         /// program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's), or those
@@ -113,7 +115,7 @@ impl RunConfig {
         let why = match self.ranks {
             RankKind::Gloo => Some("processes over sockets and TCP need no other library here"),
             RankKind::Nccl => {
-                Some("NCCL is not used yet; ranks on GPUs exchange through the host's memory")
+                Some("ranks on GPUs find by themselves how they exchange: run.device = \"cuda\"")
             }
             RankKind::Threads | RankKind::Processes | RankKind::Mpi | RankKind::Env => None,
         };

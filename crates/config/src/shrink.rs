@@ -1,7 +1,7 @@
 //! The same training on fewer ranks.
 
 use super::setting::Count;
-use super::{Config, Loaded};
+use super::{Config, Loaded, TpKind};
 
 impl Config {
     /// The nearest legal layout of at most this many ranks, with the same batch: degrees are divided,
@@ -33,6 +33,10 @@ impl Config {
         config.train.microbatches = Count::new(self.train.microbatches.get().checked_mul(gone)?)?;
         let parallel = &mut config.parallel;
         (parallel.tp, parallel.cp) = (Count::new(tp)?, Count::new(cp)?);
+        if tp == 1 {
+            // One rank has no shape.
+            (parallel.tp_kind, parallel.tp_depth) = (TpKind::OneD, Count::MIN);
+        }
         (parallel.pp, parallel.dp) = (Count::new(pp)?, Count::new(dp)?);
         // Copies of the weights are shared by as many ranks as before, or by all that are left.
         let shard = parallel.dp_shard.get().min(dp);

@@ -3,7 +3,7 @@
 //! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
 //! schedule says when each micro-batch runs forward and backward.
 
-use phalanx_pipeline::{Concat, NamedSchedule, Schedule, ScheduleShape, split};
+use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, split};
 
 use super::parallel::{ConcatKind, PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
@@ -17,6 +17,7 @@ const CHUNKS: &str = "parallel.chunks";
 const WARMUP: &str = "parallel.warmup";
 const PAIRS: &str = "parallel.pairs";
 const CONCAT: &str = "parallel.concat";
+const MEMORY: &str = "parallel.schedule_memory";
 const SPLIT: &str = "parallel.split";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
@@ -32,7 +33,7 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     };
     let dropped = values.drop_of_preset(|key| match key {
         SCHEDULE | SPLIT => none,
-        CHUNKS | WARMUP | PAIRS | CONCAT => none || other,
+        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY => none || other,
         _ => false,
     });
     values.note_dropped(&dropped, &cause, "set it too to keep it");
@@ -41,7 +42,7 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
 impl Config {
     /// The micro-batches of a step, halves counted.
     pub fn microbatches(&self) -> usize {
-        self.train.microbatches.get() * Concat::from(self.parallel.concat).pieces()
+        self.train.microbatches.get() * RoundConcat::from(self.parallel.concat).pieces()
     }
 
     /// Each stage needs layers, and a schedule may need a certain number of micro-batches. A table
@@ -53,8 +54,9 @@ impl Config {
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
         let shape = ScheduleShape::new(stages, self.train.microbatches.get());
         let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into());
-        let built = named.build(shape.pairs(parallel.pairs.get()).concat(parallel.concat.into()));
-        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, "train.microbatches"];
+        let shape = shape.pairs(parallel.pairs.get()).concat(parallel.concat.into());
+        let built = named.build(shape.memory(parallel.schedule_memory.get()));
+        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, "train.microbatches"];
         let legal = built.is_ok();
         values.rule(&keys, legal, || {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
@@ -174,11 +176,12 @@ impl Config {
         for (key, value, usual) in [
             (PAIRS, parallel.pairs.to_string(), parallel.pairs == Count::MIN),
             (CONCAT, parallel.concat.write(), parallel.concat == ConcatKind::Direct),
+            (MEMORY, parallel.schedule_memory.write(), parallel.schedule_memory.get() == 1.0),
         ] {
             values.rule(&[key, SCHEDULE], usual || !values.by_user(key), || {
                 Problem::new(format!("{key} = {value} has no effect with {SCHEDULE} = {schedule}"))
-                    .because("a table states which replicas each stage group holds")
-                    .fix(format!("leave {key} out, or {SCHEDULE} = \"chimera\""))
+                    .because("a table says itself who does what and when")
+                    .fix(format!("leave {key} out, or name a schedule"))
             });
         }
         let read = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);

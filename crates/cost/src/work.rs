@@ -90,7 +90,7 @@ impl Transfer {
                 (1.0, (ranks - 1.0) / ranks)
             }
             CollectiveKind::AllReduce => (2.0, 2.0 * (ranks - 1.0) / ranks),
-            CollectiveKind::Permute { .. } => (1.0, 1.0),
+            CollectiveKind::Permute { .. } | CollectiveKind::Turn { .. } => (1.0, 1.0),
             CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done => {
                 return Self::default();
             }

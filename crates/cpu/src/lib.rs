@@ -8,6 +8,7 @@
 
 pub mod element;
 mod engine;
+mod half_element;
 pub mod kernels;
 pub mod pool;
 mod requirements;

@@ -1,33 +1,22 @@
 //! The scratch memory that kernels need in a program's workspace: a pure function of the types.
 
-use phalanx_call::{ALIGN, Requirements};
-use phalanx_ir::ops::LinearCrossEntropy;
-use phalanx_ir::{Exchange, Instr, Mesh, Op, Program, TensorType};
+use phalanx_call::Requirements;
+use phalanx_ir::ops::{Collective, CollectiveKind, LinearCrossEntropy};
+use phalanx_ir::{Instr, Mesh, Op, Order, Program, TensorType};
 
 /// What the CPU engine needs, on any number of threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuRequirements;
 
 impl Requirements for CpuRequirements {
-    /// The kernel's own scratch memory, followed by the numbers that ranks exchange inside the op.
-    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
-        let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
-        match exchanged {
-            0 => own(program, instr),
-            _ => exchange_offset(program, instr) + exchanged,
-        }
+    fn own(&self, program: &Program, instr: &Instr) -> usize {
+        own(program, instr)
     }
 }
 
 /// The number of parts in which sums over rows are computed, for any number of threads: so the
 /// gradient of a gain has the same bits with any number of threads.
 pub(crate) const NORM_PARTS: usize = 8;
-
-/// Where in an instruction's scratch memory the exchanged numbers begin: aligned, after the
-/// kernel's own scratch memory.
-pub(crate) fn exchange_offset(program: &Program, instr: &Instr) -> usize {
-    own(program, instr).next_multiple_of(ALIGN)
-}
 
 /// Bytes of the logits of one chunk, which come first in the scratch memory of the fused loss. They
 /// have the wider type, so what follows is aligned without a gap.
@@ -44,6 +33,22 @@ pub(crate) fn chunk_bytes(
     logits * x.dtype.accumulator().size()
 }
 
+/// Bytes of a value in block order, where a collective gathers or scatters another order.
+fn dealt_bytes(program: &Program, instr: &Instr, collective: &Collective) -> usize {
+    let mesh = program.mesh();
+    let order = |value, dim: usize| program.ty(value).layout.dims()[dim].order;
+    let (x, out) = (instr.inputs[0], instr.outputs[0]);
+    let whole = match collective.kind {
+        CollectiveKind::AllGather { dim } if order(x, dim) == Order::Zigzag => out,
+        CollectiveKind::ReduceScatter { dim } if order(out, dim) != Order::Block => x,
+        _ => return 0,
+    };
+    match mesh.count(&collective.axes) {
+        1 => 0,
+        _ => program.ty(whole).local_bytes(mesh),
+    }
+}
+
 /// What a kernel needs besides operands, results and exchanged numbers.
 fn own(program: &Program, instr: &Instr) -> usize {
     let (mesh, ty) = (program.mesh(), |i: usize| program.ty(instr.inputs[i]));
@@ -55,6 +60,7 @@ fn own(program: &Program, instr: &Instr) -> usize {
         Op::LinearCrossEntropy(loss) => {
             chunk_bytes(loss, mesh, ty(0), ty(1)) + ty(1).local_bytes(mesh)
         }
+        Op::Collective(collective) => dealt_bytes(program, instr, collective),
         _ => 0,
     }
 }

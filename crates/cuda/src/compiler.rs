@@ -40,6 +40,13 @@ pub(crate) fn compile(specs: &[&KernelSpec], architecture: &str) -> Result<Cubin
     Ok(made)
 }
 
+/// The same without the cache, to see whether kernels compile.
+#[cfg(test)]
+pub(crate) fn compile_again(specs: &[&KernelSpec], architecture: &str) -> Result<Cubin, CudaError> {
+    let entries: Vec<&str> = specs.iter().map(|spec| spec.entry.as_str()).collect();
+    Unit::new(Nvrtc::get()?, &source(specs))?.compile(&entries, &options(architecture))
+}
+
 /// Products and sums are contracted only where a kernel says so: a fused group must give the bits of
 /// separate ops.
 fn options(architecture: &str) -> Vec<String> {

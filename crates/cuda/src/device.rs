@@ -1,11 +1,13 @@
 //! A GPU: its context and its kernels, which all ranks of a process share.
 
+mod graph;
 mod memory;
 mod stream;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::compiler::{self, Cubin};
@@ -13,18 +15,32 @@ use crate::error::CudaError;
 use crate::kernels::KernelSpec;
 use crate::libraries::{Driver, Handle, Nvrtc, driver_call};
 
+pub(crate) use graph::CapturedWork;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use stream::{Stream, TimeMark};
 
-/// The GPU that this process uses: the first that the driver shows. (`CUDA_VISIBLE_DEVICES` chooses.)
+/// The GPU that this process uses, of those that the driver shows (`CUDA_VISIBLE_DEVICES` chooses them): the
+/// first, or the one that [`Device::choose`] names.
 pub struct Device {
     driver: &'static Driver,
     context: Handle,
     name: String,
+    uuid: [u8; 16],
     /// Its version as compilers name it, such as `sm_90`.
     architecture: String,
     processors: u32,
     functions: Mutex<HashMap<String, Function>>,
+    /// How many engines of this process use it.
+    seats: Mutex<usize>,
+}
+
+/// An engine's place among those that use a GPU.
+pub(crate) struct EngineSeat(Arc<Device>);
+
+impl Drop for EngineSeat {
+    fn drop(&mut self) {
+        *self.0.seats.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    }
 }
 
 // SAFETY: the context and the functions are handles that any thread may use once it has made the
@@ -42,6 +58,9 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+/// Which GPU this process uses.
+static PLACE: AtomicUsize = AtomicUsize::new(0);
+
 /// The numbers of attributes in the driver's interface.
 const PROCESSORS: i32 = 16;
 const MAJOR: i32 = 75;
@@ -58,17 +77,36 @@ impl Device {
         DEVICE.get_or_init(|| Self::open().map(Arc::new)).clone()
     }
 
+    /// Lets this process use the GPU of its place among the processes of its host; with more processes than
+    /// GPUs, some share one. It must be called before the first use.
+    pub fn choose(place: usize) {
+        PLACE.store(place, Ordering::Relaxed);
+    }
+
+    /// How many GPUs the driver shows.
+    pub fn count() -> Result<usize, CudaError> {
+        let (driver, mut count) = (Driver::get()?, 0);
+        // SAFETY: the out-pointer is valid.
+        unsafe {
+            driver_call!(driver, cuInit(0))?;
+            driver_call!(driver, cuDeviceGetCount(&mut count))?;
+        }
+        Ok(count as usize)
+    }
+
     fn open() -> Result<Self, CudaError> {
         let driver = Driver::get()?;
         Nvrtc::get()?;
         let (mut number, mut count, mut context) = (0, 0, null_mut());
-        let mut name = [0; 128];
+        let (mut name, mut uuid) = ([0; 128], [0; 16]);
         // SAFETY: the out-pointers are valid, and the name's length is given.
         unsafe {
             driver_call!(driver, cuInit(0))?;
             driver_call!(driver, cuDeviceGetCount(&mut count))?;
-            driver_call!(driver, cuDeviceGet(&mut number, 0))?;
+            let place = PLACE.load(Ordering::Relaxed) % count.max(1) as usize;
+            driver_call!(driver, cuDeviceGet(&mut number, place as i32))?;
             driver_call!(driver, cuDeviceGetName(name.as_mut_ptr(), 127, number))?;
+            driver_call!(driver, cuDeviceGetUuid_v2(&mut uuid, number))?;
             driver_call!(driver, cuDevicePrimaryCtxRetain(&mut context, number))?;
         }
         let attribute = |which| {
@@ -87,17 +125,36 @@ impl Device {
             driver,
             context,
             name,
+            uuid,
             architecture: format!("sm_{major}{minor}"),
             processors: attribute(PROCESSORS)? as u32,
             functions: Mutex::default(),
+            seats: Mutex::default(),
         };
         device.enter()?;
         Ok(device)
     }
 
+    /// Counts an engine; waits while another captures a step.
+    pub(crate) fn seat(self: &Arc<Self>) -> EngineSeat {
+        *self.seats.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        EngineSeat(self.clone())
+    }
+
+    /// Does something while no other engine exists, and none can begin to; nothing if there are others.
+    pub(crate) fn alone<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        (*seats == 1).then(act)
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What no other GPU has.
+    pub(crate) fn uuid(&self) -> &[u8; 16] {
+        &self.uuid
     }
 
     /// Free and total bytes of its memory.

@@ -1,10 +1,12 @@
 //! The CUDA engine: kernels over one arena of a GPU's memory, issued on one stream.
 
 mod arenas;
+mod capture;
 mod compile;
 mod counted;
 mod disk;
 mod issue;
+mod issued;
 mod staging;
 mod timing;
 
@@ -15,20 +17,23 @@ use std::time::Instant;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_comm::{Communicator, CountedEndpoint};
 use phalanx_engine::{
-    Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Way,
+    Args, CallPart, CallTimes, Calls, DiskStore, Engine, EngineError, Event, Span, Way,
     place_in_mesh,
 };
 use phalanx_ir::Program;
 
-use crate::device::{Device, DeviceMemory, PinnedMemory, Stream};
+use crate::device::{Device, DeviceMemory, EngineSeat, PinnedMemory, Stream};
 use crate::fused_attention::{AttentionLibrary, AttentionPlan, FusedShape};
 use crate::products::{ProductLibrary, ProductPlan, ProductShape};
+use crate::ranks::{self, GpuLink};
 use crate::requirements::CudaRequirements;
 use crate::tasks::{self, Task};
 use arenas::Arenas;
+use issued::Issued;
 use staging::{InFlight, Staging};
 use timing::Timing;
 
+pub use capture::CudaStep;
 pub use compile::CudaKernel;
 use compile::What;
 
@@ -36,15 +41,15 @@ use compile::What;
 ///
 /// Everything that a rank issues goes to one stream, so calls run in the order in which they are
 /// launched. A rank of several has an endpoint to the others ([`CudaEngine::on_rank`]); ranks may
-/// share the GPU. What they exchange goes through the host's memory. A program that is a single
-/// collective and is launched on another lane than [`Lane::Compute`] is only started: it ends when its
-/// event is waited for, or when a later launch needs it.
+/// share the GPU. What they exchange goes through its memory, on the same stream, or through the host's
+/// ([`GpuLink`]). A program that is a single collective and is launched on another lane than
+/// [`Lane::Compute`] is only started: it ends when its event is waited for, or when a later launch needs it.
 pub struct CudaEngine {
     /// Dropped first: others may be reading what it sends.
     endpoint: Option<CountedEndpoint>,
     rank: usize,
     world: usize,
-    stream: Stream,
+    stream: Arc<Stream>,
     library: ProductLibrary,
     plans: HashMap<ProductShape, Option<Arc<ProductPlan>>>,
     constants: HashMap<Vec<u8>, Arc<DeviceMemory>>,
@@ -64,11 +69,13 @@ pub struct CudaEngine {
     pending: Vec<(usize, InFlight)>,
     /// Collectives and messages that were launched and have not ended.
     started: Vec<(Event, InFlight)>,
+    issued: Issued,
     events: u64,
     /// All events up to this one have happened.
     waited: u64,
     timing: Timing,
     device: Arc<Device>,
+    _seat: EngineSeat,
 }
 
 /// Memory of a GPU, as transports and engines name it.
@@ -78,7 +85,8 @@ impl CudaEngine {
     /// An engine of the only rank.
     pub fn new() -> Result<Self, EngineError> {
         let device = Device::first()?;
-        let (stream, library) = (Stream::new(&device)?, ProductLibrary::new()?);
+        let seat = device.seat();
+        let (stream, library) = (Arc::new(Stream::new(&device)?), ProductLibrary::new()?);
         Ok(Self {
             endpoint: None,
             rank: 0,
@@ -98,27 +106,41 @@ impl CudaEngine {
             staging: Staging::default(),
             pending: Vec::new(),
             started: Vec::new(),
+            issued: Issued::new(&device)?,
             events: 0,
             waited: 0,
             timing: Timing::default(),
             device,
+            _seat: seat,
         })
     }
 
-    /// One rank's engine, with its endpoint to the others, which must move the host's memory.
+    /// One rank's engine, with its endpoint to the others, which exchange as fits where they are.
     pub fn on_rank(comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
+        Self::linked(comm, GpuLink::Auto)
+    }
+
+    /// The same, and how ranks exchange. The endpoint must move the host's memory.
+    pub fn linked(comm: Box<dyn Communicator>, link: GpuLink) -> Result<Self, EngineError> {
         let (rank, world) = (comm.rank(), comm.world());
         if comm.memory() != MemoryKind::HOST {
             return Err(EngineError::Failed {
                 program: format!("endpoint of rank {rank}"),
                 why: format!(
-                    "its transport moves {} memory, but GPUs exchange through {} memory here",
+                    "its transport moves {} memory, but ranks on GPUs meet through {} memory",
                     comm.memory(),
                     MemoryKind::HOST
                 ),
             });
         }
-        Ok(Self { endpoint: Some(CountedEndpoint::new(comm)), rank, world, ..Self::new()? })
+        let engine = Self::new()?;
+        let comm = ranks::linked(comm, &engine.device, &engine.stream, link)?;
+        Ok(Self { endpoint: Some(CountedEndpoint::new(comm)), rank, world, ..engine })
+    }
+
+    /// The same with attention on kernels of ours, even if there is a library for it.
+    pub fn with_own_attention(self) -> Self {
+        Self { attention: None, ..self }
     }
 
     /// The GPU.
@@ -134,7 +156,7 @@ impl CudaEngine {
 
 impl Engine for CudaEngine {
     type Kernel = CudaKernel;
-    type Step = SequentialStep<CudaKernel>;
+    type Step = CudaStep;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -192,7 +214,7 @@ impl Engine for CudaEngine {
     }
 
     fn prepare(&mut self, calls: Calls<CudaKernel>) -> Result<Self::Step, EngineError> {
-        SequentialStep::new(calls)
+        CudaStep::new(calls)
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
@@ -208,7 +230,11 @@ impl Engine for CudaEngine {
     }
 
     fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
-        step.times(self)
+        step.calls().times(self)
+    }
+
+    fn parts(&mut self, step: &mut Self::Step) -> Result<Vec<Vec<CallPart>>, EngineError> {
+        Ok(step.calls().events().iter().map(|&event| self.timing.parts(event)).collect())
     }
 
     fn launch(
@@ -231,11 +257,12 @@ impl Engine for CudaEngine {
                 self.started.push((event, flight));
             }
             None => {
-                let begun = self.timing.mark(&self.stream)?;
+                let begun = self.timing.mark(event, &self.stream)?;
                 self.issue(kernel, args, |_| true)?;
                 self.timing.keep(event, begun, &self.stream)?;
             }
         }
+        self.issued.note(&self.stream, event, &kernel.name)?;
         Ok(event)
     }
 
@@ -243,7 +270,8 @@ impl Engine for CudaEngine {
         self.device.enter()?;
         self.finish(event)?;
         if event.0 > self.waited {
-            self.stream.wait()?;
+            self.stream.wait().map_err(|error| self.issued.blame(&error))?;
+            self.issued.clear();
             self.waited = self.events;
             self.check_ids()?;
         }
@@ -261,6 +289,11 @@ impl Engine for CudaEngine {
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
         self.device.enter()?;
         self.arenas.write(&self.stream, into, bytes)
+    }
+
+    fn clear(&mut self, span: Span) -> Result<(), EngineError> {
+        self.device.enter()?;
+        self.arenas.clear(&self.stream, span)
     }
 
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {

@@ -4,6 +4,7 @@ mod descriptor;
 mod graph;
 mod scaled;
 
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::CudaError;
@@ -90,6 +91,12 @@ pub(crate) struct FusedCall {
     operands: Vec<Place>,
     /// What the library binds to addresses, for those that were used before.
     bound: Mutex<Vec<(Vec<Address>, Bound)>>,
+}
+
+impl fmt::Display for FusedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.operands.len() > 5 { "attention, backward" } else { "attention" })
+    }
 }
 
 impl FusedCall {

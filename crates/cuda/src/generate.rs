@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use phalanx_ir::ops::{BinaryKind, CompareKind, FusedArg, FusedStep, UnaryKind};
 use phalanx_ir::random::fnv1a;
-use phalanx_ir::{DType, Op};
+use phalanx_ir::{DType, Op, OpDef};
 
 use crate::kernels::{KernelSpec, Source, type_name};
 
@@ -40,7 +40,59 @@ impl Group<'_> {
         let entry = format!("group_{:016x}", fnv1a(body.as_bytes()));
         let text = body.replace("GROUP", &entry);
         let source = Source::Elementwise;
-        Ok(KernelSpec { source, entry, generated: Some(text), shared: 0 })
+        let steps: Vec<&str> = self.steps.iter().map(|step| step.op.name()).collect();
+        let title = format!("group of {}", steps.join(", "));
+        Ok(KernelSpec { source, entry, title, generated: Some(text), shared: 0 })
+    }
+
+    /// The kernel of a group of bf16 operands of the full shape and one result, which is not added to, that
+    /// also sums the result's columns in parts. The parameters: the operands' addresses, the result's,
+    /// that of the parts; rows, columns and the number of parts.
+    pub(crate) fn kernel_with_sum(&self) -> Result<KernelSpec, String> {
+        let body = format!("{}{}", self.step()?, self.column_function());
+        let entry = format!("group_{:016x}", fnv1a(body.as_bytes()));
+        let text = body.replace("GROUP", &entry);
+        let steps: Vec<&str> = self.steps.iter().map(|step| step.op.name()).collect();
+        let title = format!("group of {}, sum of columns", steps.join(", "));
+        Ok(KernelSpec { source: Source::Reduce, entry, title, generated: Some(text), shared: 0 })
+    }
+
+    /// Eight columns of a thread, eight rows of a part side by side, as in `reduce_columns`.
+    fn column_function(&self) -> String {
+        let operands = 0..self.inputs.len();
+        let each = |f: &dyn Fn(usize) -> String, between: &str| {
+            operands.clone().map(f).collect::<Vec<_>>().join(between)
+        };
+        let parameters = each(&|i| format!("const bf16* a{i}"), ", ");
+        let loads = each(
+            &|i| format!("Pack<bf16, 8> x{i} = *(const Pack<bf16, 8>*)(a{i} + at);"),
+            "\n            ",
+        );
+        let values = each(&|i| format!("x{i}.at[e]"), ", ");
+        format!(
+            "__global__ void __launch_bounds__(256) GROUP({parameters}, bf16* o, double* partial, \
+             i64 rows, i64 columns, i64 parts) {{
+    i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * 8;
+    float total[8];
+    for (int e = 0; e < 8; e++) total[e] = 0.0f;
+    if (column < columns) {{
+#pragma unroll 4
+        for (i64 row = (i64)blockIdx.y * 8 + threadIdx.x / 32; row < rows; row += parts * 8) {{
+            i64 at = row * columns + column;
+            {loads}
+            Pack<bf16, 8> y;
+#pragma unroll
+            for (int e = 0; e < 8; e++) {{
+                GROUP_of({values}, y.at[e]);
+                total[e] += load(y.at[e]);
+            }}
+            *(Pack<bf16, 8>*)(o + at) = y;
+        }}
+    }}
+    store_part<TOTAL, 8>(total, partial, columns);
+}}
+"
+        )
     }
 
     /// How many neighbours a thread takes: at most 16 bytes of the widest type.
@@ -95,11 +147,13 @@ impl Group<'_> {
         };
         let arg = |i: usize| format!("load({})", raw(i));
         let constant = |x: f64| format!("{acc}(__longlong_as_double(0x{:016x}ll))", x.to_bits());
+        let [functions, slopes] = match step.dtype {
+            DType::Bf16 => ["QuickFunctions".to_owned(), "QuickSlopes".to_owned()],
+            _ => [format!("Functions<{acc}>"), format!("Slopes<{acc}>")],
+        };
         let computed = match &step.op {
-            Op::Unary(u) => format!("Functions<{acc}>::{}({})", function(u.kind), arg(0)),
-            Op::UnaryGrad(u) => {
-                format!("Slopes<{acc}>::{}({}) * {}", function(u.kind), arg(0), arg(1))
-            }
+            Op::Unary(u) => format!("{functions}::{}({})", function(u.kind), arg(0)),
+            Op::UnaryGrad(u) => format!("{slopes}::{}({}) * {}", function(u.kind), arg(0), arg(1)),
             Op::Binary(b) => binary(b.kind, &arg(0), &arg(1)),
             Op::Scale(s) => format!("{} * {}", arg(0), constant(s.by)),
             Op::Shift(s) => format!("{} + {}", arg(0), constant(s.by)),

@@ -18,6 +18,7 @@ pub(crate) enum Source {
     Attention,
     Product,
     Loss,
+    Ranks,
 }
 
 impl Source {
@@ -36,6 +37,7 @@ impl Source {
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::Product => include_str!("kernels/product.cu"),
             Source::Loss => include_str!("kernels/loss.cu"),
+            Source::Ranks => include_str!("kernels/ranks.cu"),
         }
     }
 
@@ -45,7 +47,9 @@ impl Source {
         let mut all = match self {
             Common => vec![],
             Source::Dropout => vec![Common, Random],
-            Source::Rows | Source::Update | Source::Loss => vec![Common, Elementwise],
+            Source::Rows | Source::Update | Source::Loss | Source::Reduce => {
+                vec![Common, Elementwise]
+            }
             Source::Attention => vec![Common, Elementwise, Random],
             _ => vec![Common],
         };
@@ -61,6 +65,8 @@ pub(crate) struct KernelSpec {
     pub(crate) source: Source,
     /// Its name, such as `fill<float>`. Equal names are the same kernel.
     pub(crate) entry: String,
+    /// What people read in a trace.
+    pub(crate) title: String,
     /// Its text, if it was generated.
     pub(crate) generated: Option<String>,
     /// The most shared memory that a launch asks for.
@@ -68,10 +74,16 @@ pub(crate) struct KernelSpec {
 }
 
 impl KernelSpec {
+    /// A function that is no template.
+    pub(crate) fn plain(source: Source, name: &str) -> Self {
+        let (entry, title) = (name.to_owned(), name.to_owned());
+        Self { source, entry, title, generated: None, shared: MOST_SHARED }
+    }
+
     /// An instance of a template.
     pub(crate) fn of(source: Source, name: &str, arguments: &[&str]) -> Self {
         let entry = format!("{name}<{}>", arguments.join(", "));
-        Self { source, entry, generated: None, shared: MOST_SHARED }
+        Self { source, title: entry.clone(), entry, generated: None, shared: MOST_SHARED }
     }
 }
 

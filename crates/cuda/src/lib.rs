@@ -10,20 +10,25 @@ mod compiler;
 mod device;
 mod engine;
 mod error;
+mod folds;
 mod fused_attention;
 mod generate;
 mod kernels;
 mod libraries;
 mod products;
+mod ranks;
 mod requirements;
+mod sensors;
 mod tasks;
 
 use std::sync::Arc;
 
 pub use device::Device;
-pub use engine::{CudaEngine, CudaKernel};
+pub use engine::{CudaEngine, CudaKernel, CudaStep};
 pub use error::CudaError;
+pub use ranks::GpuLink;
 pub use requirements::CudaRequirements;
+pub use sensors::GpuNow;
 pub use tasks::WITHOUT_KERNEL;
 
 /// Why attention runs on the engine's own kernels, which are slower, if cuDNN is missing.

@@ -5,6 +5,7 @@
 mod cublaslt;
 mod cudnn;
 mod driver;
+mod nvml;
 mod nvrtc;
 
 use std::ffi::{CStr, CString, c_void};
@@ -13,7 +14,8 @@ use crate::error::CudaError;
 
 pub(crate) use cublaslt::{CublasLt, Heuristic};
 pub(crate) use cudnn::Cudnn;
-pub(crate) use driver::{Driver, driver_call};
+pub(crate) use driver::{Driver, IpcHandle, driver_call};
+pub(crate) use nvml::{Nvml, RunningProcess};
 pub(crate) use nvrtc::Nvrtc;
 
 /// A handle of a library.

@@ -3,6 +3,7 @@
 
 mod plan;
 
+use std::fmt;
 use std::sync::Arc;
 
 use phalanx_call::Slot;
@@ -13,7 +14,7 @@ use crate::error::CudaError;
 use crate::kernels::{KernelSpec, Source};
 use crate::tasks::{Arg, KernelTask, Operation, Place, Run};
 
-pub(crate) use plan::{ProductLibrary, ProductPlan, ProductShape, WORKSPACE};
+pub(crate) use plan::{Extra, ProductLibrary, ProductPlan, ProductShape, WORKSPACE};
 
 /// When a product is added to what its result holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +42,8 @@ pub(crate) struct Product {
     /// Bytes of an element of the operands, and of the result.
     sizes: [usize; 2],
     how: How,
+    /// The bias, and the library's way to add it, if it has one.
+    bias: Option<(Biased, Option<Arc<ProductPlan>>)>,
 }
 
 enum How {
@@ -49,13 +52,33 @@ enum How {
     Own(KernelTask),
 }
 
+/// One number for each column, which is added to a product.
+pub(crate) struct Biased {
+    pub(crate) at: Place,
+    /// Where the GELU of the sum goes.
+    pub(crate) gelu: Option<Place>,
+    /// The addition and the GELU alone, after the product.
+    pub(crate) separately: KernelTask,
+}
+
+/// Its sides: rows × columns × what is summed over.
+impl fmt::Display for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ProductLoops { rows, cols, inner, .. } = &self.loops;
+        let own = if matches!(self.how, How::Own(_)) { " by a kernel of ours" } else { "" };
+        write!(f, "product {}×{}×{}{own}", rows.size, cols.size, inner.size)
+    }
+}
+
 impl Product {
-    /// A product of operands and a result of these types.
+    /// A product of operands and a result of these types. A bias comes with the kernel that adds it
+    /// where the library cannot.
     pub(crate) fn new(
         op: &mut Operation<'_>,
         loops: ProductLoops,
         [of, out]: [DType; 2],
         operands: Operands,
+        bias: Option<Biased>,
     ) -> Result<Self, EngineError> {
         let sizes = [of.size(), out.size()];
         let batch = (0..loops.outer.len()).max_by_key(|&i| loops.outer[i].size);
@@ -68,15 +91,26 @@ impl Product {
             Some(plan) => How::Library(plan, batch),
             None => How::Own(own(op, &loops, [of, out], &operands)?),
         };
-        Ok(Self { operands, loops, sizes, how })
+        // Columns of the result must be those of the library's matrix, in one product.
+        let biased = shape.filter(|_| loops.outer.is_empty() && loops.sums.is_empty());
+        let bias = match bias {
+            None => None,
+            Some(bias) => {
+                let shape = biased.and_then(|shape| shape.with_bias(bias.gelu.is_some()));
+                let plan = shape.map(|shape| op.engine.product(&shape)).transpose()?.flatten();
+                Some((bias, plan))
+            }
+        };
+        Ok(Self { operands, loops, sizes, how, bias })
     }
 
-    /// The kernel that has to be compiled for it.
-    pub(crate) fn own_kernel(&mut self) -> Option<&mut KernelTask> {
-        match &mut self.how {
+    /// The kernels that have to be compiled for it.
+    pub(crate) fn own_kernels(&mut self) -> impl Iterator<Item = &mut KernelTask> {
+        let own = match &mut self.how {
             How::Own(kernel) => Some(kernel),
             How::Library(..) => None,
-        }
+        };
+        own.into_iter().chain(self.bias.as_mut().map(|(bias, _)| &mut bias.separately))
     }
 
     /// Issues it.
@@ -88,11 +122,22 @@ impl Product {
         run: &Run<'_>,
         library: &ProductLibrary,
     ) -> Result<(), CudaError> {
-        let (plan, batch) = match &self.how {
-            // SAFETY: the caller's; the arguments are made for the kernel.
-            How::Own(kernel) => return unsafe { kernel.run(run) },
-            How::Library(plan, batch) => (plan, *batch),
+        let within = self.bias.as_ref().and_then(|(bias, plan)| Some((plan.as_ref()?, bias)));
+        let within = within.map(|(plan, bias)| {
+            (plan, Extra { bias: run.address(bias.at), gelu: bias.gelu.map(|at| run.address(at)) })
+        });
+        // The library reads a bias of this alignment.
+        let within = within.filter(|(_, extra)| extra.bias.is_multiple_of(16));
+        let (plan, batch) = match (&self.how, within) {
+            (_, Some((plan, _))) => (plan, None),
+            (How::Own(kernel), None) => {
+                // SAFETY: the caller's; the arguments are made for the kernel.
+                unsafe { kernel.run(run)? };
+                return self.add_bias(run);
+            }
+            (How::Library(plan, batch), None) => (plan, *batch),
         };
+        let extra = within.map(|(_, extra)| extra);
         let adds = match self.operands.adding {
             Adding::Always => true,
             Adding::If(slot) => run.adds(slot),
@@ -114,10 +159,22 @@ impl Product {
                 let (a, b) = (run.address(a.add(at[0] * size)), run.address(b.add(at[1] * size)));
                 // SAFETY: the plan was made for matrices of these strides, which lie in operands
                 // that the caller gives.
-                unsafe { plan.run(library, run, a, b, old, out)? };
+                unsafe { plan.run(library, run, [a, b], old, out, extra)? };
             }
         }
-        Ok(())
+        match within {
+            Some(_) => Ok(()),
+            None => self.add_bias(run),
+        }
+    }
+
+    /// Adds the bias to the finished product.
+    fn add_bias(&self, run: &Run<'_>) -> Result<(), CudaError> {
+        match &self.bias {
+            // SAFETY: the kernel was made for the result and the bias, which this run may use.
+            Some((bias, _)) => unsafe { bias.separately.run(run) },
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The scratch memory that kernels need in a program's workspace: a pure function of the types.
 
-use phalanx_call::{ALIGN, Requirements};
+use phalanx_call::Requirements;
 use phalanx_ir::ops::LinearCrossEntropy;
-use phalanx_ir::{Exchange, Instr, Mesh, Op, Program, TensorType};
+use phalanx_ir::{Instr, Mesh, Op, Program, TensorType, ValueId};
+
+use crate::folds::Folds;
 
 /// What the CUDA engine needs, on any GPU.
 ///
@@ -12,35 +14,37 @@ use phalanx_ir::{Exchange, Instr, Mesh, Op, Program, TensorType};
 pub struct CudaRequirements;
 
 impl Requirements for CudaRequirements {
-    /// The kernel's own scratch memory, followed by the numbers that ranks exchange inside the op.
-    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
-        let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
-        match exchanged {
-            0 => own(program, instr),
-            _ => exchange_offset(program, instr) + exchanged,
-        }
+    fn own(&self, program: &Program, instr: &Instr) -> usize {
+        own(program, instr)
+    }
+
+    fn merged(&self, program: &Program) -> Vec<(ValueId, ValueId)> {
+        Folds::of(program).merged()
+    }
+
+    fn early(&self, program: &Program) -> Vec<(ValueId, usize)> {
+        Folds::of(program).early()
     }
 }
 
-/// Where in an instruction's scratch memory the exchanged numbers begin.
-pub(crate) fn exchange_offset(program: &Program, instr: &Instr) -> usize {
-    own(program, instr).next_multiple_of(ALIGN)
-}
-
-/// In how many parts the rows of a norm's gradient are summed: a block of threads takes each.
-pub(crate) fn norm_parts(rows: usize) -> usize {
-    rows.clamp(1, 1056)
+/// In how many parts rows of so many elements are summed for a norm's gradient: a block of threads takes
+/// each. So many fit on a large GPU at once.
+pub(crate) fn norm_parts(rows: usize, width: usize) -> usize {
+    rows.clamp(1, 132 * (8192 / width.max(1)).clamp(1, 6))
 }
 
 /// In how many parts the elements behind each of some results are summed. Enough threads for a large
-/// GPU, and each with several elements.
+/// GPU, and each with several elements; of a single result, a block of threads takes each part.
 pub(crate) fn reduce_parts(results: usize, elements: usize) -> usize {
-    let wanted = (1usize << 19).div_ceil(results.max(1));
-    wanted.min(elements.div_ceil(8)).clamp(1, 1 << 16)
+    if results == 1 {
+        return elements.div_ceil(1 << 13).clamp(1, 1056);
+    }
+    let wanted = (1usize << 18).div_ceil(results.max(1));
+    wanted.min(elements.div_ceil(8)).clamp(1, 65_535)
 }
 
 /// Bytes of logits that a chunk of the fused loss may have.
-const LOGITS: usize = 1 << 30;
+const LOGITS: usize = 2 << 30;
 
 /// The rows of a chunk of the fused loss: more than the op asks for, because every chunk reads and
 /// writes the weight's gradient once, and a large product is a fast one.
@@ -50,8 +54,10 @@ pub(crate) fn chunk_rows(
     x: &TensorType,
     w: &TensorType,
 ) -> usize {
-    let row = loss.vocab(&w.shape) * x.dtype.size();
-    loss.chunk.max(LOGITS / row.max(1)).min(rows(mesh, x)).max(1)
+    let (row, rows) = (loss.vocab(&w.shape) * x.dtype.size(), rows(mesh, x));
+    let most = loss.chunk.max(LOGITS / row.max(1)).min(rows).max(1);
+    // Chunks of one size, and of whole tiles of products.
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most)
 }
 
 /// Bytes of the logits of one chunk, in the element type of x.
@@ -73,6 +79,16 @@ fn own(program: &Program, instr: &Instr) -> usize {
         Op::RmsNormGrad(_) => norm_bytes(mesh, ty(0), 1),
         Op::LayerNormGrad(_) => norm_bytes(mesh, ty(0), 2),
         Op::LinearCrossEntropy(loss) => chunk_bytes(loss, mesh, ty(0), ty(1)),
+        // It is computed with what it sums.
+        Op::Reduce(_) if Folds::of(program).is_summed(instr.outputs[0]) => 0,
+        Op::UnaryGrad(_) => match Folds::of(program).sum_of(instr) {
+            None => 0,
+            Some((_, sum)) => {
+                let results = elements(program.ty(sum));
+                let rows = elements(program.ty(instr.outputs[0])) / results.max(1);
+                reduce_parts(results, rows) * results * size_of::<f64>()
+            }
+        },
         Op::Reduce(_) | Op::SumSquares(_) => {
             let results = elements(program.ty(instr.outputs[0]));
             let parts = reduce_parts(results, elements(ty(0)) / results.max(1));
@@ -90,7 +106,7 @@ fn own(program: &Program, instr: &Instr) -> usize {
 /// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
 fn norm_bytes(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
     let width = x.local_shape(mesh).last().copied().unwrap_or(0);
-    norm_parts(rows(mesh, x)) * vectors * width * x.dtype.accumulator().size()
+    norm_parts(rows(mesh, x), width) * vectors * width * x.dtype.accumulator().size()
 }
 
 fn rows(mesh: &Mesh, x: &TensorType) -> usize {

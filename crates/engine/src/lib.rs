@@ -26,7 +26,7 @@ pub use counters::Counters;
 pub use disk::DiskStore;
 pub use late::Late;
 pub use place::place_in_mesh;
-pub use stamps::{CallTimes, Stamps};
+pub use stamps::{CallPart, CallTimes, Stamps};
 pub use step::{
     Calls, KernelCall, SequentialStep, StepWatch, already_in_flight, in_order, untimed,
 };
@@ -144,6 +144,9 @@ pub enum EngineError {
     },
 }
 
+/// A block of zeros.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+
 /// A machine that runs compiled programs on its own arenas.
 pub trait Engine {
     /// A compiled program, or something else that can be called.
@@ -244,6 +247,13 @@ pub trait Engine {
     /// on.
     fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError>;
 
+    /// By call, what each call of a step consisted of in the run that [`Engine::times`] tells of; nothing
+    /// from engines that do not time parts of calls.
+    fn parts(&mut self, step: &mut Self::Step) -> Result<Vec<Vec<CallPart>>, EngineError> {
+        let _ = step;
+        Ok(Vec::new())
+    }
+
     /// Issues a single call on a lane. It may run at any time after `after` and before it is waited
     /// for.
     fn launch(
@@ -269,6 +279,16 @@ pub trait Engine {
 
     /// Copies bytes into an arena at once; the caller has waited for what uses that place.
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError>;
+
+    /// Fills a piece of an arena with zeros; the caller has waited for what uses that place.
+    fn clear(&mut self, span: Span) -> Result<(), EngineError> {
+        for at in (0..span.bytes).step_by(ZEROS.len()) {
+            let bytes = ZEROS.len().min(span.bytes - at);
+            let piece = Span { offset: span.offset + at, bytes, ..span };
+            self.upload(piece, &ZEROS[..bytes])?;
+        }
+        Ok(())
+    }
 
     /// Copies bytes out of an arena at once; the caller has waited for what writes that place.
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError>;

@@ -16,6 +16,17 @@ pub struct CallTimes {
     pub ended: Duration,
 }
 
+/// A part of a call, such as one kernel of a program, and when it ran.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CallPart {
+    /// What ran.
+    pub name: String,
+    /// From when, counted as the call's times are.
+    pub started: Duration,
+    /// Until when.
+    pub ended: Duration,
+}
+
 /// Times that an engine records on the host when calls start and end. While timing is off this
 /// costs nothing.
 #[derive(Debug, Default)]

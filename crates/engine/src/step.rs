@@ -101,6 +101,17 @@ impl<K> SequentialStep<K> {
         ended
     }
 
+    /// Says that what was begun will never run, as if it had ended: it was captured instead.
+    pub fn forget(&mut self) {
+        self.in_flight = false;
+        self.events.clear();
+    }
+
+    /// The events of its calls in the last run, in the order of issue.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
     /// When every call happened.
     pub fn times<E: Engine<Kernel = K>>(&self, engine: &E) -> Result<Vec<CallTimes>, EngineError> {
         let times = self.events.iter().map(|&event| engine.happened(event));

@@ -50,6 +50,8 @@ pub struct Explanation {
     model: Model,
     compiled: Compiled,
     script: Script,
+    /// The script that takes the mean over replicas, if there is one, and when it runs.
+    average: Option<(Script, String)>,
     memory: MemoryPlan,
     /// Bytes outside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
@@ -75,6 +77,9 @@ impl Explanation {
         let planner = Planner::new(&lowered)?;
         let mut plan = planner.plan(focus.rank)?;
         let planned = plan.take(ScriptKey::Train).expect("a session trains");
+        let replicas = lowered.settings.parallel.replicas;
+        let average = plan.take(ScriptKey::Average).zip(replicas);
+        let average = average.map(|(own, replicas)| (own.script, replicas.describe()));
         let (model, script, memory) = (models.train, planned.script, planned.memory);
         let kernel_scratch = kernel_scratch(&lowered)?;
         let compiled = lowered.compiled_of(focus.rank).clone();
@@ -93,6 +98,7 @@ impl Explanation {
             model,
             compiled,
             script,
+            average,
             memory,
             kernel_scratch,
             focus,
@@ -125,8 +131,12 @@ impl Explanation {
             let _ = writeln!(text, "# {part} of {instances}\n{program}");
         }
         if self.is_whole() {
-            text += &self.script_text();
+            text += &script_text(&self.script, "");
             text += &moved::table(&self.moved, self.focus.rank);
+            if let Some((script, when)) = &self.average {
+                text += &script_text(script, &format!(" ({when})"));
+                text += &moved::table(&traffic(script), self.focus.rank);
+            }
             text += &self.memory_text();
         }
         text
@@ -152,19 +162,15 @@ impl Explanation {
             })
             .collect();
         if self.is_whole() {
-            let script = &self.script;
-            lines.extend((script.actions.iter().enumerate()).map(|(index, action)| {
-                json!({"action": {
-                    "index": index,
-                    "label": action.label,
-                    "lane": lane(action.lane),
-                    "kind": kind(&action.kind),
-                    "reads": names(script, &action.reads()),
-                    "writes": names(script, &action.writes()),
-                    "moves": moved::rows(&of_action(script, action)),
-                }})
-            }));
+            lines.extend(actions_json(&self.script).map(|action| json!({"action": action})));
             lines.push(communication());
+            if let Some((script, when)) = &self.average {
+                let actions: Vec<Value> = actions_json(script).collect();
+                let communication = moved::rows(&traffic(script));
+                lines.push(json!({"average": {
+                    "when": when, "actions": actions, "communication": communication,
+                }}));
+            }
             let peaks: serde_json::Map<String, Value> = (Category::ALL.into_iter())
                 .map(|c| (c.name().to_owned(), json!(self.memory.peak(c))))
                 .collect();
@@ -209,21 +215,6 @@ impl Explanation {
         let instances = self.model.instances().iter();
         let instances = instances.filter(|i| i.segment == segment);
         instances.map(|i| i.name.as_str()).collect()
-    }
-
-    fn script_text(&self) -> String {
-        let script = &self.script;
-        let mut text =
-            format!("# script of rank {}: {} actions\n", script.rank, script.actions.len());
-        for (index, action) in script.actions.iter().enumerate() {
-            let Action { label, lane: on, .. } = action;
-            let moves = moved::action_text(&of_action(script, action));
-            let _ = writeln!(text, "{index:4}  {:<8}{label}{moves}", lane(*on));
-            let _ = writeln!(text, "        reads  {}", names(script, &action.reads()).join(" "));
-            let _ = writeln!(text, "        writes {}", names(script, &action.writes()).join(" "));
-        }
-        text.push('\n');
-        text
     }
 
     fn memory_text(&self) -> String {
@@ -273,6 +264,35 @@ impl Explanation {
             _ => Ok(()),
         }
     }
+}
+
+/// A script in words, an action in three lines.
+fn script_text(script: &Script, when: &str) -> String {
+    let actions = script.actions.len();
+    let mut text = format!("# script of rank {}{when}: {actions} actions\n", script.rank);
+    for (index, action) in script.actions.iter().enumerate() {
+        let Action { label, lane: on, .. } = action;
+        let moves = moved::action_text(&of_action(script, action));
+        let _ = writeln!(text, "{index:4}  {:<8}{label}{moves}", lane(*on));
+        let _ = writeln!(text, "        reads  {}", names(script, &action.reads()).join(" "));
+        let _ = writeln!(text, "        writes {}", names(script, &action.writes()).join(" "));
+    }
+    text.push('\n');
+    text
+}
+
+fn actions_json(script: &Script) -> impl Iterator<Item = Value> {
+    script.actions.iter().enumerate().map(|(index, action)| {
+        json!({
+            "index": index,
+            "label": action.label,
+            "lane": lane(action.lane),
+            "kind": kind(&action.kind),
+            "reads": names(script, &action.reads()),
+            "writes": names(script, &action.writes()),
+            "moves": moved::rows(&of_action(script, action)),
+        })
+    })
 }
 
 fn check_rank(rank: usize, ranks: usize) -> Result<()> {

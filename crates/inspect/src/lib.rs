@@ -2,6 +2,7 @@
 //! memory, timelines, and the check that many ranks train like one rank.
 #![forbid(unsafe_code)]
 
+mod alone;
 pub mod explain;
 pub mod memory_advice;
 pub mod trace;

@@ -11,9 +11,7 @@ use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::network::Network;
 use phalanx_session::predict::step_seconds;
-use phalanx_session::{
-    Backend, Lowered, MemoryExcess, MemoryLimit, Models, Prepared, Settings, StageSplit,
-};
+use phalanx_session::{Backend, Lowered, MemoryExcess, Models, Prepared, Settings, StageSplit};
 
 /// The most changes that a message names.
 const NAMED: usize = 3;
@@ -40,10 +38,7 @@ pub fn prepare(
 
 /// The problem, and the changes that would cost least.
 fn advise(config: &Config, planner: &Planner<'_>, over: &MemoryExcess) -> Problem {
-    let size = |rank: usize, all: usize| match over.limit {
-        MemoryLimit::Asked(_) => rank,
-        MemoryLimit::Machine(_) => all,
-    };
+    let size = |rank: usize, all: usize| over.limit.counted(rank, all);
     let now = size(over.rank, over.all);
     let planned = changes(config).into_iter().filter_map(|(text, changed)| {
         let lowered = planner.lowered(&changed)?;

@@ -1,27 +1,25 @@
 //! Checks that training on many ranks is the same as training on one rank.
 //!
 //! The same steps run on one rank and in the layout of the configuration, from the same weights and
-//! on the same batches. Losses, gradient norms, every gradient of the first step and every
+//! on the same batches; replicas that train by themselves are compared with one rank each. Losses, gradient norms, every gradient of the first step and every
 //! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and
 //! the memory that they were planned to write with what was measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic;
-use phalanx_models::hf::WeightTensor;
-use phalanx_script::{Category, Moved, Route};
+use phalanx_script::{Category, Moved, Route, StateKind};
 use serde::Serialize;
 
+use crate::alone::{Alone, in_replicas};
 use crate::memory_advice;
-use phalanx_config::{DeviceKind, FloatKind, Loaded, OptimKind, Sources};
+use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
 use phalanx_error::{Error, Result};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
 use phalanx_session::job;
 use phalanx_session::network::{Network, load};
-use phalanx_session::{
-    Backend, Lowered, Measured, MemoryLimit, Parallel, Prepared, Session, Settings, StepResult,
-};
+use phalanx_session::{Backend, Lowered, Measured, Session, Settings, StepResult};
 
 /// The result of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -118,19 +116,8 @@ pub fn verify_as(
     let config = &loaded.config;
     let network = Network::new(loaded)?;
     let models = network.models(config, false)?;
-    let alone = Settings {
-        parallel: Parallel::default(),
-        // A memory limit for each of many ranks does not apply to one rank that holds everything.
-        memory_limit: MemoryLimit::of_machine(),
-        // Whatever the ranks compute on, they are compared with one that computes on the cores.
-        device: DeviceKind::Cpu,
-        ..settings.clone()
-    };
-    let reference = match settings.device {
-        DeviceKind::Cpu => "one rank, same micro-batches",
-        DeviceKind::Cuda => "one rank on the CPU, same micro-batches",
-    };
-    let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
+    let mut one = Alone::new(&network, &models, &settings)?;
+    let reference = one.describe(settings.device);
     let settings = settings.measured(&models)?;
     let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
     let many = memory_advice::prepare(loaded, &network, &models, &lowered, backend)?;
@@ -145,10 +132,11 @@ pub fn verify_as(
         })?;
         found.step(a, b);
         if step == 1 {
-            found.gradients = Difference::of(&mut one, &mut many, Session::gradient)?;
+            found.gradients = Difference::of(&mut one, &mut many, StateKind::Gradient)?;
         }
     }
-    found.params = Difference::of(&mut one, &mut many, Session::param)?;
+    let full = many.full_kind();
+    found.params = Difference::of(&mut one, &mut many, full)?;
     let (comm, mut mismatches) = moved(&mut many)?;
     let (memory, wrote_else) = memory(&mut many)?;
     mismatches.extend(wrote_else);
@@ -211,15 +199,12 @@ struct Difference {
 impl Difference {
     /// Each tensor's largest difference, relative to its largest entry or, if that is larger, to the
     /// root of the mean square over all tensors. One tensor of each session is in memory at a time.
-    fn of(
-        expected: &mut Session,
-        found: &mut Session,
-        tensor: fn(&mut Session, usize) -> Result<WeightTensor>,
-    ) -> Result<Self> {
-        let names: Vec<String> = expected.parameters().iter().map(|p| p.name.clone()).collect();
+    fn of(expected: &mut Alone, found: &mut Session, kind: StateKind) -> Result<Self> {
+        let params = expected.first().parameters().iter();
+        let names: Vec<String> = params.map(|p| p.name.clone()).collect();
         let (mut count, mut squares) = (0, 0.0);
         for param in 0..names.len() {
-            let values = tensor(expected, param)?.to_f64();
+            let values = expected.values(param, kind)?;
             count += values.len();
             squares += values.iter().map(|x| x * x).sum::<f64>();
         }
@@ -229,8 +214,8 @@ impl Difference {
         let mut order: Vec<usize> = (0..names.len()).collect();
         order.sort_by_key(|&param| &names[param]);
         for param in order {
-            let expected = tensor(expected, param)?.to_f64();
-            let found = tensor(found, param)?.to_f64();
+            let expected = expected.values(param, kind)?;
+            let found = in_replicas(found, param, kind)?;
             let error = match found.len() == expected.len() {
                 false => f64::INFINITY,
                 true => {
@@ -264,10 +249,10 @@ impl Bounds {
         let config = &loaded.config;
         let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
         let f32_params = match config.optim.kind {
-            // It turns the rounding noise of zero gradients into full steps.
-            OptimKind::AdamW => None,
             // Its steps are as small as the gradients.
             OptimKind::Sgd => Some(1e-4),
+            // They turn the rounding noise of zero gradients into full steps.
+            _ => None,
         };
         match config.precision.compute {
             FloatKind::F64 => wide(1e-10),

@@ -4,8 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The type of one element of a tensor.
-///
-/// `F16` exists so that configurations and weight files can name it; no engine computes in it yet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum DType {
     /// IEEE double precision.

@@ -19,6 +19,16 @@ pub enum Order {
     Zigzag,
 }
 
+impl std::str::FromStr for Order {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let orders = [Order::Block, Order::Striped, Order::Zigzag];
+        let found = orders.into_iter().find(|order| order.name() == text);
+        found.ok_or_else(|| format!("`{text}` is not block, striped or zigzag"))
+    }
+}
+
 impl Order {
     /// The name used in layouts; block order is not written.
     pub const fn name(self) -> &'static str {
@@ -122,6 +132,23 @@ pub struct Sharding {
     pub axes: Vec<Axis>,
     /// How elements are distributed; only meaningful if `axes` is not empty.
     pub order: Order,
+    /// How often ranks have passed their blocks on: rank `i` of `n` holds block `i + turn` modulo
+    /// `n`. Less than `n`, and zero everywhere but inside a ring.
+    pub turn: usize,
+}
+
+impl Sharding {
+    /// What is written after the axes.
+    fn suffix(&self) -> String {
+        let order = match self.order {
+            Order::Block => String::new(),
+            other => format!("@{}", other.name()),
+        };
+        match self.turn {
+            0 => order,
+            turn => format!("{order}+{turn}"),
+        }
+    }
 }
 
 /// For every dim the ordered axes that shard it, plus the axes over which the value is a partial
@@ -153,7 +180,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Reads the inside of the braces: `0:dp 1:cp,tp@zigzag P:ep`. Names of split axes expand.
+    /// Reads the inside of the braces: `0:dp 1:cp,tp@zigzag P:ep`, and `1:cp+2` for blocks that
+    /// were passed on twice. Names of split axes expand.
     pub fn parse(text: &str, rank: usize, mesh: &Mesh) -> Result<Self, IrError> {
         let bad = |what: String| IrError::Layout { layout: format!("{{{text}}}"), what };
         let mut dims = vec![Sharding::default(); rank];
@@ -162,6 +190,14 @@ impl Layout {
             let (key, names) = part
                 .split_once(':')
                 .ok_or_else(|| bad(format!("`{part}` is not `dim:axes` or `P:axes`")))?;
+            let (names, turn) = match names.split_once('+') {
+                None => (names, 0),
+                Some((names, turn)) => {
+                    let turn =
+                        turn.parse().map_err(|_| bad(format!("`{turn}` is not a number")))?;
+                    (names, turn)
+                }
+            };
             let (names, order) = match names.split_once('@') {
                 None => (names, Order::Block),
                 Some((names, "striped")) => (names, Order::Striped),
@@ -175,7 +211,7 @@ impl Layout {
                 axes.extend(mesh.expand(name)?);
             }
             let dim = match (key, key.parse::<usize>()) {
-                ("P", _) if order != Order::Block => {
+                ("P", _) if order != Order::Block || turn > 0 => {
                     return Err(bad(format!("a partial sum has no order (`{part}`)")));
                 }
                 ("P", _) if partial.is_empty() => {
@@ -191,7 +227,13 @@ impl Layout {
             if !dims[dim].axes.is_empty() {
                 return Err(bad(format!("dim {dim} is given twice")));
             }
-            dims[dim] = Sharding { axes, order };
+            if turn > 0 && turn >= mesh.count(&axes) {
+                return Err(bad(format!(
+                    "after {} turns blocks are home again",
+                    mesh.count(&axes)
+                )));
+            }
+            dims[dim] = Sharding { axes, order, turn };
         }
         Self::new(dims, partial)
     }
@@ -220,8 +262,23 @@ impl Layout {
     pub fn with_axes(&self, dim: usize, axes: Vec<Axis>) -> Result<Self, IrError> {
         let mut dims = self.dims.clone();
         let order = if axes.is_empty() { Order::Block } else { dims[dim].order };
-        dims[dim] = Sharding { axes, order };
+        dims[dim] = Sharding { axes, order, turn: 0 };
         Self::new(dims, self.partial.clone())
+    }
+
+    /// The same layout with the order of one dim replaced.
+    pub fn with_order(&self, dim: usize, order: Order) -> Self {
+        let mut layout = self.clone();
+        layout.dims[dim].order = order;
+        layout
+    }
+
+    /// The same layout after ranks have passed the blocks of a dim on once more.
+    pub fn turned(&self, dim: usize, mesh: &Mesh) -> Self {
+        let mut layout = self.clone();
+        let sharding = &mut layout.dims[dim];
+        sharding.turn = (sharding.turn + 1) % mesh.count(&sharding.axes);
+        layout
     }
 
     /// The same layout with another partial set.
@@ -286,11 +343,8 @@ impl fmt::Display for Layout {
             if sharding.axes.is_empty() {
                 continue;
             }
-            let order = match sharding.order {
-                Order::Block => String::new(),
-                other => format!("@{}", other.name()),
-            };
-            parts.push(format!("{dim}:{}{order}", join(&mut sharding.axes.iter())));
+            let suffix = sharding.suffix();
+            parts.push(format!("{dim}:{}{suffix}", join(&mut sharding.axes.iter())));
         }
         if !self.partial.is_empty() {
             parts.push(format!("P:{}", join(&mut self.partial.iter())));
@@ -306,7 +360,15 @@ mod tests {
     #[test]
     fn layouts_print_and_parse_back() {
         let mesh: Mesh = "dp=2 cp=2 tp=4 ep=2".parse().unwrap();
-        for text in ["{}", "{0:dp}", "{0:dp 1:cp,tp P:ep}", "{1:cp@zigzag}", "{1:cp@striped}"] {
+        for text in [
+            "{}",
+            "{0:dp}",
+            "{0:dp 1:cp,tp P:ep}",
+            "{1:cp@zigzag}",
+            "{1:cp@striped}",
+            "{1:cp+1}",
+            "{0:dp 1:cp,tp@zigzag+5}",
+        ] {
             let inner = &text[1..text.len() - 1];
             assert_eq!(Layout::parse(inner, 3, &mesh).unwrap().to_string(), text);
         }
@@ -324,6 +386,7 @@ mod tests {
             ("0:a 0:b", "dim 0 is given twice"),
             ("P:a P:b", "`P` is given twice"),
             ("P:a@zigzag", "a partial sum has no order"),
+            ("0:a+2", "after 2 turns blocks are home again"),
         ] {
             let error = Layout::parse(text, 2, &mesh).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");

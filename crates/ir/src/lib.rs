@@ -15,6 +15,7 @@ pub mod dtype;
 mod error;
 pub mod exchange;
 mod graph;
+pub mod half;
 pub mod layout;
 mod loops;
 pub mod mesh;

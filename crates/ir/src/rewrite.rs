@@ -1,6 +1,6 @@
 //! Copying a program, or a part of it, while changing it.
 //!
-//! A rewrite only uses values of the old program. It walks the old instructions and decides for
+//! A rewrite mostly uses values of the old program. It walks the old instructions and decides for
 //! each: [`Rewriter::keep`] it, drop it (by not keeping it), [`Rewriter::emit`] another instruction
 //! that computes some of its results, or [`Rewriter::replace`] a result by another value. The
 //! rewriter numbers the new values, so that the result is in canonical form.
@@ -74,6 +74,27 @@ impl<'a> Rewriter<'a> {
         for (old, new) in results.iter().zip(made) {
             self.map[old.index()] = Some(new);
         }
+    }
+
+    /// Appends an instruction over *new* values, with results of these types, which are new too.
+    pub fn add(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[ValueId],
+        types: Vec<TensorType>,
+        phase: Phase,
+    ) -> Vec<ValueId> {
+        self.new.push_unchecked(op.into(), inputs, types, phase)
+    }
+
+    /// The type of a new value.
+    pub fn ty(&self, value: ValueId) -> &TensorType {
+        self.new.ty(value)
+    }
+
+    /// Makes readers of the old `value` read a new one.
+    pub fn bind(&mut self, value: ValueId, new: ValueId) {
+        self.map[value.index()] = Some(new);
     }
 
     /// Makes readers of `value` read `by` instead.

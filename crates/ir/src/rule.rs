@@ -39,6 +39,9 @@ pub enum FactorKind {
     /// with this number. The outputs of the others are not summed over it, and their factors may be
     /// sharded by the same axes.
     Branch(usize),
+    /// A part of it that is here: the op computes with that alone, so it may be sharded by axes of
+    /// other factors, and outputs without it speak of this part only.
+    Here,
 }
 
 /// One index of the op's computation.
@@ -66,8 +69,8 @@ pub struct Rule {
     pub outputs: Vec<Vec<Dim>>,
     /// Sets of operands the op is jointly linear in.
     pub linear: Vec<Vec<usize>>,
-    /// Operands that are added to the first result: they must have its layout.
-    pub addends: Vec<usize>,
+    /// Operands that are added to a result, with the result: they must have its layout.
+    pub addends: Vec<(usize, usize)>,
 }
 
 impl Rule {
@@ -127,6 +130,22 @@ impl Rule {
     /// Declares factors that belong to only one of several computations that share operands.
     pub fn branch(self, number: usize, names: &str) -> Self {
         self.mark(names, FactorKind::Branch(number))
+    }
+
+    /// Declares factors of which the op computes with the part that is here.
+    pub fn here(self, names: &str) -> Self {
+        self.mark(names, FactorKind::Here)
+    }
+
+    /// Declares operands that are added to results.
+    pub fn adding(mut self, addends: &[(usize, usize)]) -> Self {
+        self.addends = addends.to_vec();
+        self
+    }
+
+    /// The result that an operand is added to, if it is one that is added.
+    pub fn added_to(&self, operand: usize) -> Option<usize> {
+        self.addends.iter().find(|(added, _)| *added == operand).map(|&(_, result)| result)
     }
 
     fn mark(mut self, names: &str, kind: FactorKind) -> Self {

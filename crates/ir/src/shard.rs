@@ -1,6 +1,6 @@
 //! Which elements of a value a rank holds: from the layout alone, in contiguous runs.
 
-use crate::layout::Order;
+use crate::layout::{LocalPart, Order};
 use crate::mesh::Mesh;
 use crate::types::TensorType;
 
@@ -54,10 +54,8 @@ impl TensorType {
 
     /// The global index of an element along one dim of a rank's part.
     pub fn global_index(&self, mesh: &Mesh, rank: usize, dim: usize, local: usize) -> usize {
-        let sharding = &self.layout.dims()[dim];
-        let shards = mesh.count(&sharding.axes);
-        let shard = mesh.shard(rank, &sharding.axes);
-        sharding.order.global(local, shard, shards, self.padded()[dim])
+        let LocalPart { order, shard, shards, extent } = self.part(dim, mesh, rank);
+        order.global(local, shard, shards, extent)
     }
 
     /// The runs along one dim, from the start of its rows in part and whole.

@@ -60,6 +60,11 @@ impl TensorType {
         Self { layout, ..self.clone() }
     }
 
+    /// The same value in another element type.
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        Self { dtype, ..self.clone() }
+    }
+
     /// The same value with its dims padded to these extents, none smaller than its size.
     pub fn with_padded(&self, padded: Vec<usize>) -> Result<Self, IrError> {
         let fits = padded.len() == self.shape.len()
@@ -98,7 +103,7 @@ impl TensorType {
         let sharding = &self.layout.dims()[dim];
         LocalPart {
             order: sharding.order,
-            shard: mesh.shard(rank, &sharding.axes),
+            shard: (mesh.shard(rank, &sharding.axes) + sharding.turn) % mesh.count(&sharding.axes),
             shards: mesh.count(&sharding.axes),
             extent: self.padded[dim],
         }

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, Rewriter, TensorType, ValueId};
 
 /// Merges instructions that compute the same values.
@@ -18,9 +19,14 @@ pub fn common(program: &Program) -> Program {
 }
 
 /// The same in a program whose phases run at once, where nothing is kept between them: there
-/// collectives of the forward are reused in the backward too.
+/// collectives of the forward are reused in the backward too, but for blocks that go around: all of
+/// them together are what no rank should hold.
 pub fn common_at_once(program: &Program) -> Program {
-    merge(program, |kept, phase| matches!(kept.op, Op::Collective(_)) || serves(kept, phase))
+    let reused = |op: &Op| match op {
+        Op::Collective(c) => !matches!(c.kind, CollectiveKind::Turn { .. }),
+        _ => false,
+    };
+    merge(program, |kept, phase| reused(&kept.op) || serves(kept, phase))
 }
 
 fn merge(program: &Program, serves: impl Fn(&Instr, Phase) -> bool) -> Program {

@@ -16,6 +16,7 @@ mod overlap;
 mod pack;
 mod sort_free;
 mod stored_params;
+mod stream;
 #[cfg(test)]
 mod testing;
 
@@ -28,3 +29,4 @@ pub use overlap::overlap;
 pub use pack::pack;
 pub use sort_free::{peak_bytes, sort_free};
 pub use stored_params::stored_params;
+pub use stream::stream;

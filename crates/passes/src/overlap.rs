@@ -6,8 +6,9 @@
 //! computation in between is not split. All ranks run the same program, so they issue collectives
 //! in one order. It is the last pass, when instructions are in their final order.
 
+use phalanx_ir::layout::Sharding;
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Graph, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
+use phalanx_ir::{Graph, Instr, Op, OpDef, Order, Phase, Program, TensorType, ValueId};
 
 /// Splits collectives into starts and dones, starting each at most `ahead` instructions early.
 pub fn overlap(program: &Program, ahead: usize) -> Program {
@@ -45,12 +46,20 @@ fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
     let instrs = program.instrs();
     (instrs.iter().enumerate())
         .map(|(index, instr)| {
-            let collective = moving(instr)?;
+            let collective = moving(instr).filter(|_| in_blocks(program, instr))?;
             // A collective right after another one must wait for it anyway.
             let maker = graph.maker(instr.inputs[0]);
             let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
             let made = maker.map_or(0, |m| m + 1);
-            let earliest = if follows { index } else { made.max(index.saturating_sub(ahead)) };
+            let onward = follows && turns(instr) && maker.is_some_and(|m| turns(&instrs[m]));
+            let earliest = match (onward, follows) {
+                // Blocks go on as soon as they are here, beside what is computed with them.
+                (true, _) => {
+                    graph.readers(instr.inputs[0]).first().map_or(index, |&r| r.min(index))
+                }
+                (false, true) => index,
+                (false, false) => made.max(index.saturating_sub(ahead)),
+            };
             let read = graph.readers(instr.outputs[0]).first().copied().unwrap_or(instrs.len());
             let between = (earliest..read).filter(|&i| i != index);
             let worth = between.into_iter().any(|i| computes(&instrs[i]));
@@ -67,6 +76,21 @@ fn moving(instr: &Instr) -> Option<&Collective> {
         CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done
     );
     (!local && !collective.start).then_some(collective)
+}
+
+/// Whether data only move; in other orders engines also pick elements, before or after.
+fn in_blocks(program: &Program, instr: &Instr) -> bool {
+    let dims = |value: ValueId| program.ty(value).layout.dims();
+    let mut changed = dims(instr.inputs[0]).iter().zip(dims(instr.outputs[0]));
+    let dealt = |(from, to): (&Sharding, &Sharding)| {
+        from != to && (from.order != Order::Block || to.order != Order::Block)
+    };
+    turns(instr) || !changed.any(dealt)
+}
+
+/// Whether ranks pass their blocks on.
+fn turns(instr: &Instr) -> bool {
+    matches!(&instr.op, Op::Collective(Collective { kind: CollectiveKind::Turn { .. }, .. }))
 }
 
 fn computes(instr: &Instr) -> bool {

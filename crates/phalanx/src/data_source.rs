@@ -74,19 +74,35 @@ pub(crate) struct Cutting {
 }
 
 impl Data {
-    /// Starts giving out batches to train on.
-    pub(crate) fn open(self, cutting: Cutting) -> Result<Box<dyn Batches>> {
+    /// Starts giving out batches to train on; so many samples were given out before.
+    pub(crate) fn open(self, cutting: Cutting, after: u64) -> Result<Box<dyn Batches>> {
         match self {
-            Data::Table(table) => Ok(Box::new(table.batches(cutting.seed, cutting.batch)?)),
-            Data::Tokens(corpus) => Ok(Box::new(loader(corpus, cutting, Split::Train)?)),
+            Data::Table(table) => {
+                Ok(Box::new(table.batches(cutting.seed, cutting.batch, after)?))
+            }
+            Data::Tokens(corpus) => Ok(Box::new(loader(corpus, cutting, Split::Train, after)?)),
+        }
+    }
+
+    /// In words, for checkpoints.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Data::Table(table) => format!("a table of {} samples", table.samples()),
+            Data::Tokens(corpus) => corpus.describe(),
         }
     }
 }
 
-/// Batches of tokens: of those that are trained on, or of those that are held out.
-pub(crate) fn loader(corpus: Arc<dyn Corpus>, cutting: Cutting, split: Split) -> Result<Loader> {
+/// Batches of tokens: of those that are trained on, or of those that are held out. So many samples were
+/// given out before.
+pub(crate) fn loader(
+    corpus: Arc<dyn Corpus>,
+    cutting: Cutting,
+    split: Split,
+    after: u64,
+) -> Result<Loader> {
     let Cutting { seed, batch, seq_len, microbatches } = cutting;
     let config = LoaderConfig { microbatches, split, ..LoaderConfig::new(seed, seq_len, batch) };
-    Loader::new(corpus, config, 0)
+    Loader::new(corpus, config, after)
         .map_err(|error| Error::refused(Problem::from(error.diagnostic()).caused_by(error)))
 }

@@ -48,7 +48,7 @@ pub(crate) fn of_tokens(
     corpus: &Arc<dyn Corpus>,
     cutting: Cutting,
 ) -> Result<Evaluation> {
-    let mut loader = loader(Arc::clone(corpus), cutting, Split::Validation)?;
+    let mut loader = loader(Arc::clone(corpus), cutting, Split::Validation, 0)?;
     let (mut sum, mut count) = (0.0, 0);
     for _ in 0..loader.batches_per_pass().min(MOST_BATCHES) {
         let batch = loader

@@ -43,7 +43,7 @@
 //! | give data | [`Table`] for numbers and labels; [`TextFile`], [`TokenFile`], [`MarkovCorpus`] for tokens |
 //! | take a model | [`Mlp`], [`Gpt`], [`Llama`] |
 //! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together |
-//! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Ulysses`], [`AllGatherKv`] |
+//! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Optimus`], [`Cube`], [`Ulysses`], [`AllGatherKv`], [`Ring`] |
 //! | have ranks as processes, or on several hosts | [`Trainer::ranks`] |
 //! | have layouts searched | [`Automatic`] |
 //! | use a pipeline | an axis `pp` in [`Trainer::mesh`], and [`Trainer::schedule`] |
@@ -162,6 +162,7 @@
 #![forbid(unsafe_code)]
 
 mod axes;
+mod checkpoints;
 mod data_source;
 mod evaluate;
 mod exports;

@@ -82,6 +82,12 @@ pub enum Mistake {
     /// Evaluation after every zeroth step.
     #[error("Trainer::evaluate_every was given 0 steps")]
     EvaluateEveryZero,
+    /// Checkpoints after every zeroth step.
+    #[error("Trainer::checkpoint_every was given 0 steps")]
+    CheckpointEveryZero,
+    /// The latest checkpoint of an unknown folder.
+    #[error("Trainer::resume(\"latest\") needs the folder of Trainer::checkpoint_every")]
+    NoCheckpointFolder,
     /// A model that Hugging Face does not know.
     #[error("model {model} has no form at Hugging Face")]
     NotExportable { model: String },
@@ -153,6 +159,8 @@ impl Mistake {
                 "call Builder::probe for each value that Training::predict shall give".into()
             }
             M::NothingToEvaluate { .. } => "give at least one sample with a valid target".into(),
+            M::CheckpointEveryZero => "1 step or more; leave it out for no checkpoints".into(),
+            M::NoCheckpointFolder => "call checkpoint_every, or give resume the folder".into(),
             M::EvaluateEveryZero => "1 step or more; leave it out to evaluate never".into(),
             M::NotExportable { .. } => {
                 "export a Gpt or a Llama; Training::save writes the weights of any model".into()
@@ -200,10 +208,17 @@ pub(crate) fn check_optimizer(optimizer: &Optimizer) -> Result<(), Mistake> {
     let (below_one, at_least_0) = ("at least 0 and below 1", "a finite number of at least 0");
     let decays = |value: f64| value.is_finite() && value >= 0.0;
     let checks = match *optimizer {
-        Optimizer::AdamW { beta1, beta2, eps, decay } => vec![
+        Optimizer::AdamW { beta1, beta2, eps, decay }
+        | Optimizer::Adam { beta1, beta2, eps, decay }
+        | Optimizer::Lamb { beta1, beta2, eps, decay } => vec![
             ("beta1", beta1, share(beta1), below_one),
             ("beta2", beta2, share(beta2), below_one),
             ("eps", eps, eps.is_finite() && eps > 0.0, "a finite number above 0"),
+            ("decay", decay, decays(decay), at_least_0),
+        ],
+        Optimizer::Lion { beta1, beta2, decay } => vec![
+            ("beta1", beta1, share(beta1), below_one),
+            ("beta2", beta2, share(beta2), below_one),
             ("decay", decay, decays(decay), at_least_0),
         ],
         Optimizer::Sgd { momentum, decay, .. } => vec![

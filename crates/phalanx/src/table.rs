@@ -149,10 +149,15 @@ impl Table {
         }
     }
 
-    /// Starts giving out batches of this many samples.
-    pub(crate) fn batches(self, seed: u64, batch: usize) -> Result<TableBatches, Mistake> {
+    /// Starts giving out batches of this many samples; so many samples were given out before.
+    pub(crate) fn batches(
+        self,
+        seed: u64,
+        batch: usize,
+        next: u64,
+    ) -> Result<TableBatches, Mistake> {
         match self.columns.iter().any(|column| column.target) {
-            true => Ok(TableBatches { rows: Rows::new(&self), table: self, seed, batch, next: 0 }),
+            true => Ok(TableBatches { rows: Rows::new(&self), table: self, seed, batch, next }),
             false => Err(Mistake::NoTarget),
         }
     }

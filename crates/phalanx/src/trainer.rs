@@ -11,11 +11,12 @@ use phalanx_config::DeviceKind;
 use phalanx_error::Result;
 use phalanx_ir::{DType, IrError, Model, Role};
 use phalanx_models::Architecture;
-use phalanx_script::{EveryStep, Optimizer, Precision};
-use phalanx_session::{MemoryLimit, Parallel, Settings};
+use phalanx_script::{EveryStep, LossScaling, Optimizer, Precision};
+use phalanx_session::{BatchShare, MemoryLimit, Parallel, Settings, job};
 use phalanx_train::steps::TrainedStep;
 
 use crate::axes::check_axes;
+use crate::checkpoints::CheckpointPlan;
 use crate::data_source::Data;
 use crate::evaluate::Evaluation;
 use crate::forms::{Asked, Ready, Subject, Use};
@@ -57,6 +58,7 @@ pub struct Trainer<'a> {
     ranks: Option<RanksAs>,
     mesh_mistake: Option<IrError>,
     validation: Option<Validation>,
+    checkpoints: CheckpointPlan,
     hooks: Hooks<'a>,
 }
 
@@ -120,6 +122,7 @@ impl<'a> Trainer<'a> {
             ranks: None,
             mesh_mistake: None,
             validation: None,
+            checkpoints: CheckpointPlan::default(),
             hooks: Hooks::default(),
         }
     }
@@ -245,6 +248,48 @@ impl<'a> Trainer<'a> {
         self
     }
 
+    /// Saves the whole state after every `steps` steps, and at the end of [`Training::fit`], in
+    /// `folder/checkpoints/step-00000120`; the newest three are kept. A checkpoint is written beside the
+    /// next step, and can be read by any layout.
+    ///
+    /// ```
+    /// use phalanx::{Ddp, Mlp, Table, Trainer};
+    ///
+    /// let x: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
+    /// let y = x.iter().map(|x| 3.0 * x - 1.0).collect();
+    /// let data = Table::new(16).input("x", x).target("y", y);
+    /// let folder = std::env::temp_dir().join(format!("phalanx-doc-{}", std::process::id()));
+    /// let trainer = || Trainer::new(Mlp::regression(1, [8], 1)).data(&data).batch(8).threads(1);
+    ///
+    /// let whole = trainer().steps(20).run()?;
+    /// trainer().steps(12).checkpoint_every(5, &folder).run()?;
+    /// // Another process, later: it goes on after step 12, with the same bits.
+    /// let rest = trainer().steps(20).resume(&folder).run()?;
+    /// assert_eq!(rest.losses, whole.losses[12..]);
+    /// // Two ranks that share the state go on, too, with the same numbers.
+    /// let shared = trainer().mesh("dp=2").strategy(Ddp::default()).steps(20).resume(&folder).run()?;
+    /// assert!((shared.last_loss() - whole.last_loss()).abs() < 1e-5);
+    /// # std::fs::remove_dir_all(&folder).ok();
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn checkpoint_every(mut self, steps: usize, folder: impl Into<PathBuf>) -> Self {
+        self.checkpoints.every = Some((steps, folder.into()));
+        self
+    }
+
+    /// Goes on from a checkpoint, of any layout, instead of beginning: in the folder that
+    /// [`Trainer::checkpoint_every`] was given (its newest whole one), in the folder of a run, or in the
+    /// folder of one checkpoint. Steps go on with their numbers, and [`Trainer::steps`] is still the
+    /// total that [`Trainer::run`] takes.
+    ///
+    /// `"latest"` is the newest one of the own [`Trainer::checkpoint_every`] folder; if there is none yet,
+    /// the training begins. So a program that is simply started again goes on: by hand, by torchrun or
+    /// Slurm, or by `phalanx launch --exec`, which then does so by itself when a rank is lost.
+    pub fn resume(mut self, path: impl Into<PathBuf>) -> Self {
+        self.checkpoints.resume = Some(path.into());
+        self
+    }
+
     /// Calls `tell` after each step. It may return [`ControlFlow::Break`] to stop.
     pub fn on_step<V: Verdict>(mut self, mut tell: impl FnMut(&TrainedStep) -> V + 'a) -> Self {
         self.hooks.on_step = Box::new(move |taken| tell(taken).flow());
@@ -266,7 +311,8 @@ impl<'a> Trainer<'a> {
         let used = if self.validation.is_some() { Use::Everything } else { Use::Train };
         let steps = self.steps;
         let mut training = self.prepare(used)?;
-        training.fit(steps)?;
+        // Of a training that goes on, some were taken before.
+        training.fit(steps.saturating_sub(training.steps()))?;
         Ok(training.into_report())
     }
 
@@ -291,12 +337,13 @@ impl<'a> Trainer<'a> {
         if self.validation.as_ref().is_some_and(|own| own.every == 0) {
             return Err(Mistake::EvaluateEveryZero.into());
         }
+        self.checkpoints.check()?;
         let ready = self.subject.ready(self.asked, used).map_err(in_own_words)?;
         check_axes(&self.parallel, &ready.models.train)?;
         let settings = self.settings(&ready);
         RanksAs::begin(self.ranks, settings.parallel.ranks())?;
-        let Self { data, start, seed, hooks, validation, .. } = self;
-        let training = Training::new(ready, settings, seed, start.as_deref(), hooks);
+        let Self { data, start, hooks, validation, checkpoints, .. } = self;
+        let training = Training::new(ready, settings, start.as_deref(), checkpoints, hooks);
         training.and_then(|training| training.with_data(data, validation)).map_err(in_own_words)
     }
 
@@ -309,6 +356,7 @@ impl<'a> Trainer<'a> {
             precision: Precision { weights: state, grads: state, state },
             optimizer: self.optimizer,
             clip: self.clip,
+            scaling: (self.asked.compute == DType::F16).then(LossScaling::dynamic),
             microbatches: ready.microbatches,
             recompute: self.recompute,
             seed: self.seed,
@@ -320,13 +368,14 @@ impl<'a> Trainer<'a> {
             device: DeviceKind::Cpu,
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
             controller: Arc::new(EveryStep),
-            saves: false,
+            share: BatchShare::WHOLE,
+            saves: self.checkpoints.every.is_some(),
         }
     }
 }
 
-/// The ranks share the cores.
+/// The ranks of a host share its cores.
 fn default_threads(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    (cores / ranks.max(1)).max(1)
+    (cores / job::ranks_here(ranks).max(1)).max(1)
 }

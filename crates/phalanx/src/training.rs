@@ -8,10 +8,11 @@ use phalanx_data::check_vocabulary;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
-use phalanx_session::{Session, Settings, from_weights, initial};
-use phalanx_train::saved;
+use phalanx_session::{Prepared, Restored, Session, Settings, from_weights, initial};
 use phalanx_train::steps::{Batches, TrainedStep, take_steps};
+use phalanx_train::{Checkpoints, RunFacts, saved};
 
+use crate::checkpoints::CheckpointPlan;
 use crate::data_source::{Cutting, Data};
 use crate::evaluate::{self, Evaluation};
 use crate::forms::Ready;
@@ -64,6 +65,16 @@ pub struct Training<'a> {
     hooks: Hooks<'a>,
     validation: Option<Validation>,
     losses: Vec<f64>,
+    saves: Saves,
+}
+
+/// The checkpoints of a training.
+struct Saves {
+    plan: CheckpointPlan,
+    settings: Settings,
+    /// The step and the samples with which it began.
+    start: (u64, u64),
+    open: Option<Checkpoints>,
 }
 
 /// The models that tables are checked against.
@@ -103,23 +114,32 @@ impl<'a> Training<'a> {
     pub(crate) fn new(
         ready: Ready,
         settings: Settings,
-        seed: u64,
         start: Option<&Path>,
+        plan: CheckpointPlan,
         hooks: Hooks<'a>,
     ) -> Result<Self> {
         let Ready { models, spec, batch, seq_len, microbatches } = ready;
-        let session = match start {
-            None => Session::new(&models, settings, &initial(seed))?,
-            Some(path) => {
+        plan.allow_restarts();
+        let (found, seed) = (plan.found()?, settings.seed);
+        let prepared = Prepared::new(&models, settings.clone())?;
+        let taken = found.as_ref().map(|found| (found.manifest().step, found.manifest().samples));
+        let session = match (&found, start) {
+            (Some(found), _) => {
+                let source = Restored::new(found, prepared.parameters(), &settings.optimizer, 1)?;
+                prepared.resume(&source, found.manifest().step)?
+            }
+            (None, None) => prepared.start(&initial(seed))?,
+            (None, Some(path)) => {
                 let weights = weights::open(path, models.train.params())?;
-                Session::new(&models, settings, &from_weights(&*weights))?
+                prepared.start(&from_weights(&*weights))?
             }
         };
+        let saves = Saves { plan, settings, start: taken.unwrap_or_default(), open: None };
         let predict = models.predict.map(|own| own.model);
         let forms = Forms { train: models.train, predict, spec };
         let cutting = Cutting { seed, batch, seq_len, microbatches };
         let (batches, validation, losses) = (None, None, Vec::new());
-        Ok(Self { session, batches, forms, cutting, hooks, validation, losses })
+        Ok(Self { session, batches, forms, cutting, hooks, validation, losses, saves })
     }
 
     pub(crate) fn with_data(
@@ -131,7 +151,18 @@ impl<'a> Training<'a> {
         for data in data.iter().chain(held_out) {
             self.check_data(data)?;
         }
-        self.batches = data.map(|data| data.open(self.cutting)).transpose()?;
+        let facts = RunFacts {
+            corpus: data.as_ref().map(Data::describe).unwrap_or_default(),
+            model: self.forms.spec.as_ref().map(hf::config_text),
+            layout: self.session.layout().to_owned(),
+            start: self.saves.start,
+            batch: self.cutting.batch as u64,
+            ..RunFacts::default()
+        };
+        let parameters = self.forms.train.elements() as u64;
+        self.saves.open = self.saves.plan.open(&self.saves.settings, parameters, facts);
+        let after = self.saves.start.1;
+        self.batches = data.map(|data| data.open(self.cutting, after)).transpose()?;
         self.validation = validation;
         Ok(self)
     }
@@ -148,6 +179,7 @@ impl<'a> Training<'a> {
         (first..=last).try_for_each(|step| check_rate(step, rate(step)))?;
         let (on_step, on_evaluate) = (&mut self.hooks.on_step, &mut self.hooks.on_evaluate);
         let (losses, validation, cutting) = (&mut self.losses, &self.validation, self.cutting);
+        let checkpoints = &mut self.saves.open;
         let observe = |session: &mut Session, taken: TrainedStep| {
             losses.push(taken.result.loss);
             let mut flow = on_step(&taken);
@@ -157,9 +189,15 @@ impl<'a> Training<'a> {
                 let told = on_evaluate(&evaluated(session, data, cutting)?);
                 flow = if flow.is_break() { flow } else { told };
             }
+            if let Some(checkpoints) = checkpoints.as_mut().filter(|_| taken.step < last) {
+                checkpoints.after_step(session, taken.step as u64)?;
+            }
             Ok(flow)
         };
         take_steps(&mut self.session, &mut **batches, last, rate, observe)?;
+        if let Some(checkpoints) = &mut self.saves.open {
+            checkpoints.at_end(&mut self.session)?;
+        }
         Ok(&self.losses[before..])
     }
 

@@ -73,6 +73,18 @@ impl TurnCosts {
         self.hop
     }
 
+    /// The times of each of `p` stages, one to a stage group.
+    pub(crate) fn stage_times(&self, p: usize) -> Result<Vec<Times>> {
+        match &self.shares {
+            Shares::Devices(times) => Ok(vec![*times; p]),
+            Shares::Stages(stages) if stages.len() == p => Ok(stages.clone()),
+            Shares::Stages(stages) => Err(PipelineError::Costs {
+                what: format!("got times of {} stages, but there are {p}", stages.len()),
+                help: "give one entry per stage".to_owned(),
+            }),
+        }
+    }
+
     /// How long a turn of a stage group takes.
     pub(crate) fn of(&self, schedule: &Schedule, stage_group: usize, turn: &Turn) -> f64 {
         let placement = schedule.placement();

@@ -44,6 +44,6 @@ pub use named::{NamedSchedule, ScheduleShape};
 pub use phalanx_script::Part;
 pub use placement::{HeldStage, Placement};
 pub use schedule::Schedule;
-pub use schedules::{Concat, Warmup};
+pub use schedules::{Demand, RoundConcat, Warmup, zb_auto};
 pub use simulate::{Timed, Timeline, simulate};
 pub use turn::{Turn, Turns, b, bwd, fwd, w, weave};

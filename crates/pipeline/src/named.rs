@@ -3,11 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::costs::{Times, TurnCosts};
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
-    Concat, Warmup, breadth_first, chimera, gpipe, interleaved, naive, one_f_one_b, v_half, v_min,
-    zb_h1, zb_h2, zb_v,
+    Demand, RoundConcat, Warmup, breadth_first, chimera, gpipe, interleaved, naive, one_f_one_b,
+    v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -30,6 +31,8 @@ pub enum NamedSchedule {
     ZbH2,
     /// Zero bubble in the shape of a V.
     ZbV,
+    /// Zero bubble by a search for given times and memory.
+    ZbAuto,
     /// A V with half the memory of 1F1B.
     VHalf,
     /// A V with a third of the memory of 1F1B.
@@ -39,7 +42,7 @@ pub enum NamedSchedule {
 }
 
 /// The size of a schedule.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ScheduleShape {
     /// Stage groups.
     pub stage_groups: usize,
@@ -52,14 +55,27 @@ pub struct ScheduleShape {
     /// Pipelines in each direction of Chimera, and how its rounds follow each other.
     pub pairs: usize,
     /// How Chimera runs more micro-batches than stage groups.
-    pub concat: Concat,
+    pub concat: RoundConcat,
+    /// The memory of zb-auto, in shares: 1 is what the first stage group of 1F1B keeps.
+    pub memory: f64,
+    /// What a micro-batch keeps between B and W, as a part of what it keeps between F and B, for zb-auto.
+    pub until_w: f64,
 }
 
 impl ScheduleShape {
     /// This many stage groups and micro-batches, everything else by default.
     pub fn new(stage_groups: usize, microbatches: usize) -> Self {
-        let (warmup, concat) = (Warmup::Pa, Concat::Direct);
-        ScheduleShape { stage_groups, microbatches, chunks: None, warmup, pairs: 1, concat }
+        let (warmup, concat) = (Warmup::Pa, RoundConcat::Direct);
+        ScheduleShape {
+            stage_groups,
+            microbatches,
+            chunks: None,
+            warmup,
+            pairs: 1,
+            concat,
+            memory: 1.0,
+            until_w: 1.0,
+        }
     }
 
     /// The same with this many chunks per stage group.
@@ -73,8 +89,18 @@ impl ScheduleShape {
     }
 
     /// The same with another way from round to round.
-    pub fn concat(self, concat: Concat) -> Self {
+    pub fn concat(self, concat: RoundConcat) -> Self {
         ScheduleShape { concat, ..self }
+    }
+
+    /// The same with another memory for zb-auto, in shares.
+    pub fn memory(self, memory: f64) -> Self {
+        ScheduleShape { memory, ..self }
+    }
+
+    /// The same with another ratio of what is kept until W and until B.
+    pub fn until_w(self, until_w: f64) -> Self {
+        ScheduleShape { until_w, ..self }
     }
 
     /// The same with another warm-up.
@@ -85,7 +111,7 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 11] = [
+    pub const ALL: [NamedSchedule; 12] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
@@ -94,6 +120,7 @@ impl NamedSchedule {
         NamedSchedule::ZbH1,
         NamedSchedule::ZbH2,
         NamedSchedule::ZbV,
+        NamedSchedule::ZbAuto,
         NamedSchedule::VHalf,
         NamedSchedule::VMin,
         NamedSchedule::Chimera,
@@ -110,6 +137,7 @@ impl NamedSchedule {
             NamedSchedule::ZbH1 => "zb-h1",
             NamedSchedule::ZbH2 => "zb-h2",
             NamedSchedule::ZbV => "zb-v",
+            NamedSchedule::ZbAuto => "zb-auto",
             NamedSchedule::VHalf => "v-half",
             NamedSchedule::VMin => "v-min",
             NamedSchedule::Chimera => "chimera",
@@ -132,11 +160,18 @@ impl NamedSchedule {
 
     /// Whether weight gradients are turns of their own.
     pub const fn splits(self) -> bool {
-        self.is_vee() || matches!(self, NamedSchedule::ZbH1 | NamedSchedule::ZbH2)
+        let flat =
+            matches!(self, NamedSchedule::ZbH1 | NamedSchedule::ZbH2 | NamedSchedule::ZbAuto);
+        self.is_vee() || flat
     }
 
-    /// The schedule of this shape.
+    /// The schedule of this shape. zb-auto is searched for stages whose parts all take as long.
     pub fn build(self, shape: ScheduleShape) -> Result<Schedule> {
+        self.build_for(shape, &TurnCosts::even(Times { f: 1.0, b: 1.0, w: 1.0 }, 0.0)?)
+    }
+
+    /// The schedule of this shape; zb-auto is searched for these times, others do not depend on them.
+    pub fn build_for(self, shape: ScheduleShape, costs: &TurnCosts) -> Result<Schedule> {
         let ScheduleShape { stage_groups: p, microbatches: m, warmup, .. } = shape;
         let v = shape.chunks.unwrap_or(self.usual_chunks());
         self.legal(p, m, v, &shape)?;
@@ -149,6 +184,11 @@ impl NamedSchedule {
             NamedSchedule::ZbH1 => zb_h1(p, m),
             NamedSchedule::ZbH2 => zb_h2(p, m),
             NamedSchedule::ZbV => zb_v(p, m),
+            NamedSchedule::ZbAuto => {
+                let (stages, hop) = (costs.stage_times(p)?, costs.hop());
+                let ScheduleShape { memory, until_w, .. } = shape;
+                zb_auto(m, &Demand { stages, hop, memory, until_w })
+            }
             NamedSchedule::VHalf => v_half(p, m),
             NamedSchedule::VMin => v_min(p, m),
             NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
@@ -156,7 +196,7 @@ impl NamedSchedule {
     }
 
     fn legal(self, p: usize, m: usize, v: usize, shape: &ScheduleShape) -> Result<()> {
-        let ScheduleShape { warmup, pairs, concat, .. } = *shape;
+        let ScheduleShape { warmup, pairs, concat, memory, until_w, .. } = *shape;
         let refuse = |what: String, why: &str, nearest: String| {
             Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
         };
@@ -187,6 +227,20 @@ impl NamedSchedule {
                 },
             );
         }
+        if self == NamedSchedule::ZbAuto && p.saturating_mul(m) > MOST_SEARCHED {
+            return refuse(
+                format!(
+                    "zb-auto cannot search {} × {}",
+                    counted(p, "stage"),
+                    counted(m, "micro-batch")
+                ),
+                "thousands of schedules are tried, and with more turns that takes minutes",
+                format!(
+                    "{}, or zb-h1",
+                    counted(MOST_SEARCHED / p.min(MOST_SEARCHED), "micro-batch")
+                ),
+            );
+        }
         match self {
             _ if self.is_vee() && v != 2 => refuse(
                 format!("{self} cannot have {}", counted(v, "chunk")),
@@ -203,11 +257,25 @@ impl NamedSchedule {
                 "only 1f1b has a choice of warm-up",
                 "warm-up pa; or 1f1b".to_owned(),
             ),
-            _ if (pairs, concat) != (1, Concat::Direct) && self != NamedSchedule::Chimera => {
+            _ if (pairs, concat) != (1, RoundConcat::Direct) && self != NamedSchedule::Chimera => {
                 refuse(
                     format!("{self} cannot have pairs or a concatenation"),
                     "only chimera has pipelines in both directions",
                     "1 pair and direct; or chimera".to_owned(),
+                )
+            }
+            _ if (memory, until_w) != (1.0, 1.0) && self != NamedSchedule::ZbAuto => refuse(
+                format!("{self} cannot have a memory"),
+                "only zb-auto is searched for a memory; the others have their own",
+                "zb-auto".to_owned(),
+            ),
+            _ if !(memory > 0.0 && memory.is_finite() && (0.0..=f64::MAX).contains(&until_w)) => {
+                refuse(
+                    format!(
+                        "zb-auto cannot have a memory of {memory} shares and M_W/M_B = {until_w}"
+                    ),
+                    "both are numbers, and there must be some memory",
+                    "1 share and 1".to_owned(),
                 )
             }
             _ => Ok(()),
@@ -228,6 +296,9 @@ fn short_enough(p: usize, m: usize, v: usize) -> String {
 /// Stages times micro-batches: 512 stage groups with 4096 micro-batches are allowed, and take a
 /// second and a gigabyte to show.
 const MOST_TURNS: usize = 1 << 21;
+
+/// Stages times micro-batches that zb-auto is searched for.
+const MOST_SEARCHED: usize = 1 << 14;
 
 impl fmt::Display for NamedSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

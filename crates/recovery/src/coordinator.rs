@@ -56,8 +56,19 @@ pub struct RankProgress {
 pub struct Allowed {
     /// The most times that its ranks are started again.
     pub restarts: u64,
-    /// How many ranks the next smaller layout has, if the run may go on with fewer.
-    pub fewer: Option<usize>,
+    /// How many ranks the smaller layouts have that the run may go on with, the largest first; zeros
+    /// follow.
+    pub smaller: [usize; Allowed::LAYOUTS],
+}
+
+impl Allowed {
+    /// The most smaller layouts that are known.
+    pub const LAYOUTS: usize = 8;
+
+    /// The ranks of the largest layout that is smaller, with at most this many.
+    fn fitting(&self, room: usize) -> Option<usize> {
+        self.smaller.into_iter().find(|&ranks| ranks > 0 && ranks <= room)
+    }
 }
 
 /// What an epoch has left, once all its processes have ended.
@@ -73,6 +84,10 @@ pub struct Left {
     pub memory: bool,
     /// The step of the newest whole checkpoint.
     pub checkpoint: Option<u64>,
+    /// The step of the newest copy of the state that the hosts which are left have in memory.
+    pub copies: Option<u64>,
+    /// How many ranks those hosts can have; nothing if that is not limited.
+    pub room: Option<usize>,
 }
 
 /// Where an epoch begins.
@@ -84,6 +99,8 @@ pub enum StartPoint {
     Checkpoint(u64),
     /// What the last epoch left in shared memory, after this step.
     Memory(u64),
+    /// Copies in the memory of hosts, after this step.
+    Copies(u64),
 }
 
 impl StartPoint {
@@ -91,7 +108,7 @@ impl StartPoint {
     pub fn step(self) -> u64 {
         match self {
             Self::Beginning => 0,
-            Self::Checkpoint(step) | Self::Memory(step) => step,
+            Self::Checkpoint(step) | Self::Memory(step) | Self::Copies(step) => step,
         }
     }
 }
@@ -354,21 +371,35 @@ impl Coordinator {
             };
             return self.lose(why);
         }
+        let (ranks, room) = (self.ends.len(), left.room.unwrap_or(usize::MAX));
         let hopeless = self.hopeless.is_some_and(|(_, times)| times >= HOPELESS);
-        let fewer = allowed.fewer.filter(|_| hopeless);
+        let fewer = match hopeless || room < ranks {
+            true => allowed.fitting(room.min(ranks - 1)),
+            false => None,
+        };
+        if room < ranks && fewer.is_none() {
+            return self.lose(format!(
+                "the hosts that are left have room for {room} of {ranks} ranks, and run.min_ranks \
+                 allows no layout that fits"
+            ));
+        }
         if self.fruitless >= FRUITLESS && fewer.is_none() {
             let step = self.furthest + 1;
             let why = format!("{FRUITLESS} restarts in a row did not get past step {step}");
             return self.lose(why);
         }
-        let ranks = fewer.unwrap_or(self.ends.len());
+        let ranks = fewer.unwrap_or(ranks);
         let from = self.origin(left, fewer.is_some());
         self.next(ranks, from)
     }
 
     /// The latest state that can be trusted.
     fn origin(&self, left: &Left, other_layout: bool) -> StartPoint {
-        let saved = left.checkpoint.map_or(StartPoint::Beginning, StartPoint::Checkpoint);
+        let saved =
+            [left.checkpoint.map(StartPoint::Checkpoint), left.copies.map(StartPoint::Copies)];
+        // Of two after the same step the later one in this list: memory is faster than a disk.
+        let saved = saved.into_iter().flatten().max_by_key(|saved| saved.step());
+        let saved = saved.unwrap_or(StartPoint::Beginning);
         if other_layout || self.tainted || !left.memory {
             return saved;
         }

@@ -210,6 +210,13 @@ impl<E: Engine> Executor<E> {
         Ok(self.engine.upload(span, bytes)?)
     }
 
+    /// Fills a buffer with zeros.
+    pub fn clear(&mut self, id: ScriptId, buffer: BufferId) -> Result<(), RuntimeError> {
+        let PlannedScript { script, memory, .. } = &*self.scripts[id.0].planned;
+        let span = span_of(script, memory, buffer);
+        Ok(self.engine.clear(span)?)
+    }
+
     /// Reads a buffer to the host.
     pub fn read(
         &mut self,

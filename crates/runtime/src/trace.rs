@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_engine::{CallTimes, Engine};
+use phalanx_engine::{CallPart, CallTimes, Engine};
 use phalanx_script::Lane;
 
 use crate::executor::{Executor, RuntimeError, ScriptId, step};
@@ -48,5 +48,12 @@ impl<E: Engine> Executor<E> {
                 ended,
             })
             .collect())
+    }
+
+    /// What each call of the traced run consisted of, in the order of its times; nothing from engines
+    /// that do not time parts of calls.
+    pub fn traced_parts(&mut self, id: ScriptId) -> Result<Vec<Vec<CallPart>>, RuntimeError> {
+        let loaded = &mut self.scripts[id.index()];
+        Ok(self.engine.parts(step(loaded)?)?)
     }
 }

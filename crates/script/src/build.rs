@@ -1,5 +1,6 @@
 //! Builds a script from a model and a schedule: every port of every run gets its buffer.
 
+mod average;
 mod bind;
 mod collect;
 mod crossing;
@@ -10,21 +11,24 @@ mod messages;
 mod norm;
 mod programs;
 mod reduce;
+mod rescale;
 mod save;
+mod update;
 mod wiring;
 mod world;
 
 use phalanx_autodiff::Phases;
 use phalanx_call::{Lane, Tier};
-use phalanx_ir::ops::{AdamW, Decay, Sgd};
-use phalanx_ir::{DType, Mesh, Op, Port, Program, Role, TensorType};
+use phalanx_ir::{DType, Mesh, Port, Program, Role, TensorType};
 use phalanx_spmd::Sharing;
 
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
 };
 use crate::error::ScriptError;
-use crate::key::StateKind;
+use crate::key::{BufferKey, Scalar, StateKind};
+use crate::optimizer::Optimizer;
+use crate::scaling::LossScaling;
 use crate::schedule::{Part, ScheduledRun};
 use crate::stage_group::StageGroup;
 use crate::unit::{Unit, units};
@@ -33,6 +37,7 @@ use collect::Collector;
 use messages::Messenger;
 use reduce::Reducer;
 
+pub use average::{ReplicaRanks, average_script};
 pub use hold::{HeldRange, UnitBuffers};
 pub use world::World;
 
@@ -104,52 +109,6 @@ impl Precision {
     }
 }
 
-/// The update rule; `decay` applies to units that decay.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[allow(missing_docs, reason = "the fields are those of the ops")]
-pub enum Optimizer {
-    AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
-    Sgd { momentum: f64, nesterov: bool, decay: f64 },
-}
-
-impl Optimizer {
-    /// AdamW with the constants that language models are usually trained with.
-    pub const fn adamw() -> Self {
-        Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 }
-    }
-
-    /// Gradient descent with momentum (0: none) and nothing else.
-    pub const fn sgd(momentum: f64) -> Self {
-        Optimizer::Sgd { momentum, nesterov: false, decay: 0.0 }
-    }
-
-    /// The op that applies it: `decays` gives the decay of a unit at this rate, and `narrow` is the
-    /// element type of the copy of weights that are masters.
-    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Option<DType>) -> Op {
-        match self {
-            Optimizer::AdamW { beta1, beta2, eps, decay } => {
-                AdamW { beta1, beta2, eps, decay: decays(decay), narrow }.into()
-            }
-            Optimizer::Sgd { momentum, nesterov, decay } => {
-                Sgd { momentum, nesterov, decay: decays(decay), narrow }.into()
-            }
-        }
-    }
-
-    /// How many state buffers it keeps besides a master copy.
-    pub fn states(&self) -> usize {
-        self.state_names().len()
-    }
-
-    /// What these buffers hold, by the names that PyTorch has for them.
-    pub fn state_names(&self) -> &'static [&'static str] {
-        match self {
-            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            Optimizer::Sgd { .. } => &["momentum_buffer"],
-        }
-    }
-}
-
 /// What determines the script of a training step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingScript<'a> {
@@ -163,6 +122,8 @@ pub struct TrainingScript<'a> {
     pub optimizer: Optimizer,
     /// The largest gradient norm.
     pub clip: Option<f64>,
+    /// How the loss is scaled, if it is.
+    pub scaling: Option<LossScaling>,
 }
 
 /// Which rank: a stage group, and a place in its mesh.
@@ -191,7 +152,21 @@ impl<'a> TrainingScript<'a> {
         let mut script = self.world.empty_script(self.at, &units);
         let ranks = self.ranks();
         let buffers = hold::buffers(&mut script, &units, self.precision, self.optimizer, ranks);
-        Ok(State { units, buffers, table: script })
+        let scalars = self.scaling.iter().flat_map(LossScaling::scalars);
+        let keep = |(scalar, initial): (Scalar, f64)| {
+            let dtype = self.precision.state;
+            let buffer = script.buffer(Buffer {
+                key: BufferKey::Scalar(scalar.clone()),
+                category: Category::Optimizer,
+                bytes: dtype.size(),
+                source: Source::State,
+                tier: Tier::Device,
+                padding: vec![],
+            });
+            StateScalar { scalar, buffer, dtype, initial }
+        };
+        let scalars = scalars.map(keep).collect();
+        Ok(State { units, buffers, scalars, table: script })
     }
 }
 
@@ -228,8 +203,23 @@ pub struct State {
     pub units: Vec<Unit>,
     /// Their buffers.
     pub buffers: Vec<UnitBuffers>,
+    /// Numbers that are kept beside them, the same on every rank.
+    pub scalars: Vec<StateScalar>,
     /// A script with these buffers, and nothing to do.
     table: Script,
+}
+
+/// A number that a rank keeps from step to step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StateScalar {
+    /// Which number.
+    pub scalar: Scalar,
+    /// Its buffer.
+    pub buffer: BufferId,
+    /// Its type.
+    pub dtype: DType,
+    /// Its value before the first step.
+    pub initial: f64,
 }
 
 impl State {
@@ -279,9 +269,12 @@ fn train_after(
     }
     reducer.finish(&mut binder)?;
     let mut script = binder.script;
-    let coefficient = norm::append(&mut script, units, buffers, training)?;
+    let numbers = norm::append(&mut script, state, training)?;
     messenger.finish(&mut script);
-    finish::append(&mut script, units, buffers, training, coefficient)?;
+    if let (Some(scaling), Some(go)) = (training.scaling, numbers.go) {
+        rescale::append(&mut script, &state.scalars, training, scaling, go)?;
+    }
+    finish::append(&mut script, state, training, numbers)?;
     Ok(script)
 }
 
@@ -310,7 +303,7 @@ impl Inference<'_> {
         let mut script = world.empty_script(at, &units);
         let ranks = RankOnMesh { mesh: world.stage_groups[at.stage_group].mesh, rank: at.place };
         let buffers = hold::weights(&mut script, &units, weights, ranks);
-        Ok(State { units, buffers, table: script })
+        Ok(State { units, buffers, scalars: Vec::new(), table: script })
     }
 
     /// The stage group's turns; then the sum of the losses.

@@ -4,11 +4,11 @@
 
 use std::num::NonZeroUsize;
 
-use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
-use phalanx_ir::{DType, IrError, Model, Program, verify};
+use phalanx_autodiff::{Joint, LossSeed, Phases, Recompute, joint_from, slice};
+use phalanx_ir::{Axis, DType, IrError, Model, Program, verify};
 use phalanx_passes::{
     chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, overlap, pack,
-    sort_free, stored_params,
+    sort_free, stored_params, stream,
 };
 use phalanx_spmd::Partition;
 
@@ -26,6 +26,8 @@ pub struct Lowering {
     pub weights: Option<DType>,
     /// The element type that gradients are accumulated in.
     pub grads: DType,
+    /// The cotangent of losses.
+    pub seed: LossSeed,
     /// What the backward recomputes.
     pub recompute: Recompute,
     /// Rows of logits that exist at a time where the head's backward directly follows its forward.
@@ -42,8 +44,8 @@ impl Lowering {
     ) -> Result<Compiled, ScriptError> {
         let segments = model.segments().iter().enumerate();
         let phases = segments.map(|(segment, forward)| {
-            let whole = joint(forward, self.grads)?;
-            self.phases(placed(whole, segment, partition)?)
+            let whole = joint_from(forward, self.grads, self.seed)?;
+            self.phases(&placed(whole, segment, partition)?, streams(partition))
         });
         Ok(Compiled { phases: phases.collect::<Result<_, ScriptError>>()? })
     }
@@ -57,13 +59,14 @@ impl Lowering {
         let segments = model.segments().iter().enumerate();
         let programs = segments.map(|(segment, forward)| {
             let whole = placed(Joint::from(forward.clone()), segment, partition)?;
-            finished(&common(&stored(&whole, weights)))
+            let whole = stream(&common(&stored(&whole, weights)), streams(partition));
+            finished(&whole)
         });
         Ok(Compiled::forward(programs.collect::<Result<_, ScriptError>>()?))
     }
 
-    fn phases(&self, whole: Program) -> Result<Phases, ScriptError> {
-        let whole = common(&stored(&whole, self.weights));
+    fn phases(&self, whole: &Program, streams: &[Axis]) -> Result<Phases, ScriptError> {
+        let whole = stream(&common(&stored(whole, self.weights)), streams);
         let cut = |program: &Program| slice(&Joint::from(fold_add(program)), self.recompute);
         let Phases { f, b, w, bw, .. } = cut(&whole);
         // Chunks need the loss and its gradient in one program, which only FBW is.
@@ -89,6 +92,11 @@ fn placed(
         None => Ok(joint.program),
         Some(partition) => Ok(partition.joint(segment, &joint)?.program),
     }
+}
+
+/// The axes over which keys and values come block by block.
+fn streams(partition: Option<&Partition>) -> &[Axis] {
+    partition.map_or(&[], Partition::streams)
 }
 
 /// The program with its parameters in the type that they are stored in.

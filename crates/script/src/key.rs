@@ -91,6 +91,12 @@ pub enum Scalar {
     Go,
     /// What losses are multiplied by before the backward.
     LossScale,
+    /// Steps since the last overflow, or since the loss scale was doubled.
+    GoodSteps,
+    /// Overflows that still leave the loss scale as it is, and one more.
+    Hysteresis,
+    /// Steps whose updates were applied.
+    Applied,
     /// The model's own scalar, which the batch provides.
     User(Arc<str>),
 }
@@ -104,6 +110,10 @@ pub enum Number {
     GradNorm,
     /// The coefficient by which gradients are multiplied.
     Clip,
+    /// Whether all gradients were finite, 1 or 0; otherwise the step changes nothing.
+    Go,
+    /// The scale that the loss had.
+    LossScale,
     /// A stage group's share of loss and squared norm.
     Sums,
 }
@@ -130,6 +140,9 @@ impl Scalar {
             Scalar::InverseCount => "inv_tokens",
             Scalar::Go => "go",
             Scalar::LossScale => "loss_scale",
+            Scalar::GoodSteps => "good_steps",
+            Scalar::Hysteresis => "hysteresis",
+            Scalar::Applied => "applied",
             Scalar::User(name) => name,
         }
     }
@@ -152,6 +165,8 @@ impl fmt::Display for Number {
             Number::Loss => "loss",
             Number::GradNorm => "grad_norm",
             Number::Clip => "clip",
+            Number::Go => "go",
+            Number::LossScale => "loss_scale",
             Number::Sums => "sums",
         })
     }

@@ -27,9 +27,11 @@ mod library;
 pub mod memory;
 mod message;
 mod names;
+mod optimizer;
 pub mod order;
 mod over;
 pub mod plan;
+mod scaling;
 pub mod schedule;
 pub mod stage_group;
 mod tiers;
@@ -44,8 +46,9 @@ pub use action::{
     Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, HeldRange, Inference, Optimizer, Precision, RankOnMesh, RankPlace, State,
-    TrainingScript, UnitBuffers, World, eval_script, saving_script, train_script,
+    Compiled, HeldRange, Inference, Precision, RankOnMesh, RankPlace, ReplicaRanks, State,
+    StateScalar, TrainingScript, UnitBuffers, World, average_script, eval_script, saving_script,
+    train_script,
 };
 pub use check::check;
 pub use compile::Lowering;
@@ -56,10 +59,12 @@ pub use key::{BufferKey, Number, Scalar, StateKey, StateKind};
 pub use library::{Library, Placed, ProgramHash};
 pub use memory::{MemoryPlan, plan, plan_with_state};
 pub use names::Names;
+pub use optimizer::Optimizer;
 pub use order::HappensBefore;
 pub use plan::{
     Choice, Controller, EveryStep, Outcome, Plan, PlannedScript, Record, ScriptBuilder, ScriptKey,
 };
+pub use scaling::{LossScaling, ScaleRule};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;
 pub use together::{Class, ClassMember, check_classes, check_together};

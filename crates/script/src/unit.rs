@@ -11,7 +11,7 @@ use std::ops::Range;
 use phalanx_call::ALIGN;
 use phalanx_ir::layout::Sharding;
 use phalanx_ir::ops::Bounds;
-use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
+use phalanx_ir::{Axis, DType, Instance, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
 use crate::build::World;
@@ -158,14 +158,15 @@ struct Described {
     partial: BTreeSet<Axis>,
     /// The stage groups whose instances have it.
     stage_groups: Vec<usize>,
-    /// Whether these hold different instances, so that each would group it in its own way.
+    /// Whether it is a unit of its own: these hold different instances, so that each would group it in its
+    /// own way; or several instances share it, which take different micro-batches where a stage has replicas.
     tied: bool,
 }
 
 impl Described {
     fn alike(&self, other: &Self) -> bool {
-        (&self.blocks, &self.partial, &self.stage_groups)
-            == (&other.blocks, &other.partial, &other.stage_groups)
+        (&self.blocks, &self.partial, &self.stage_groups, self.tied)
+            == (&other.blocks, &other.partial, &other.stage_groups, other.tied)
     }
 }
 
@@ -175,9 +176,11 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
     let (model, holders) = (world.model, &world.holders);
     let StageGroup { compiled, mesh, .. } = world.stage_groups[stage_group];
     let tied = |param: usize| {
+        let uses = |i: &&Instance| i.params.values().any(|used| *used == param);
         let mut held = holders[param].iter().map(|&group| world.held(group));
         let first = held.next();
-        held.any(|other| Some(other) != first)
+        let several = model.instances().iter().filter(uses).count() > 1;
+        held.clone().any(|other| Some(other) != first) || (several && held.next().is_some())
     };
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
@@ -357,7 +360,8 @@ mod tests {
     fn param(param: usize, elements: usize, partial: &str) -> Described {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
         let (blocks, stage_groups) = (vec![], vec![0]);
-        Described { param, decay: true, trained: true, elements, blocks, partial, stage_groups }
+        let (decay, trained, tied) = (true, true, false);
+        Described { param, decay, trained, elements, blocks, partial, stage_groups, tied }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {

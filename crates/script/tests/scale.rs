@@ -66,6 +66,7 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> V
             precision: Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 },
             optimizer: Optimizer::adamw(),
             clip: Some(1.0),
+            scaling: None,
         };
         train_script(&training, &training.state().unwrap()).unwrap()
     };

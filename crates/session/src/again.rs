@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use phalanx_checkpoint::{Checkpoint, Manifest};
 use phalanx_comm::{Processes, StateMemory, names};
+use phalanx_error::{Error, Problem, Result};
 use phalanx_recovery::{Allowed, StartPoint};
 
+use super::copies::Stores;
 use super::job;
 
 /// Why and from where the ranks of a run were started again.
@@ -17,8 +20,8 @@ pub struct Again {
     pub restarts: u64,
     /// Where they go on.
     pub origin: StartPoint,
-    /// The run's folder.
-    pub folder: PathBuf,
+    /// The run's folder, if it had one already.
+    pub folder: Option<PathBuf>,
     /// The rank that was lost, how it was lost, and in which phase of a step; empty between steps.
     pub lost: (usize, String, String),
     /// The step and the samples with which the run began.
@@ -41,7 +44,7 @@ pub fn found() -> Option<Again> {
     (restarts > 0 && words.allowed().is_some()).then(|| Again {
         restarts,
         origin: words.origin(),
-        folder: PathBuf::from(words.folder()),
+        folder: Some(words.folder()).filter(|folder| !folder.is_empty()).map(PathBuf::from),
         lost: words.last_lost(),
         first: words.first(),
     })
@@ -54,13 +57,23 @@ pub fn fewer() -> Option<usize> {
     (found().is_some() && ranks < recorder.ranks()).then_some(ranks)
 }
 
-/// Lets the launcher start the ranks again if one is lost. Only the process of rank 0 says it, once
-/// the run's folder is there; `first` are the step and the samples with which the run began.
-pub fn allow(folder: &Path, allowed: Allowed, timeout: Duration, first: (u64, u64)) {
+/// Lets the launcher start the ranks again if one is lost. Only the process of rank 0 says it: first
+/// without a folder, and again when the run's folder is there; `first` are the step and the samples with
+/// which the run began.
+pub fn allow(folder: Option<&Path>, allowed: Allowed, timeout: Duration, first: (u64, u64)) {
     if let Some(recorder) = job::recorder().filter(|_| job::is_first()) {
-        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());
-        recorder.job().allow(&folder.display().to_string(), allowed, timeout, first);
+        let folder =
+            folder.map(|own| std::path::absolute(own).unwrap_or_else(|_| own.to_path_buf()));
+        let folder = folder.map(|own| own.display().to_string()).unwrap_or_default();
+        recorder.job().allow(&folder, allowed, timeout, first);
     }
+}
+
+/// Lets the launcher start a program again, so many times, that goes on from the checkpoints in a folder
+/// by itself.
+pub fn allow_program(folder: &Path, restarts: u64) {
+    let allowed = Allowed { restarts, smaller: [0; Allowed::LAYOUTS] };
+    allow(Some(folder), allowed, Duration::ZERO, (0, 0));
 }
 
 /// The last step is taken and its results are safe: nothing is started again.
@@ -70,6 +83,22 @@ pub fn finish() {
         recorder.job().finish();
         Processes::hide_memory();
     }
+}
+
+/// Whether hosts can keep copies of the state for each other.
+pub fn hosts_keep_copies() -> bool {
+    Stores::find().is_some_and(|stores| stores.are_several())
+}
+
+/// Tells all hosts that a copy is whole. Only the process of rank 0 does it.
+pub fn publish_copy(manifest: &Manifest, needs: &[Vec<String>]) -> Result<()> {
+    Stores::find().map_or(Ok(()), |stores| stores.publish(manifest, needs))
+}
+
+/// The copy that hosts hold after a step.
+pub fn open_copy(step: u64) -> Result<Checkpoint> {
+    let none = || Error::failed(Problem::new("no host is known that keeps copies"));
+    Stores::find().ok_or_else(none)?.read(step)
 }
 
 /// The memory in which the ranks of a session keep their state.

@@ -8,13 +8,15 @@ use std::time::Duration;
 use phalanx_call::{Lane, Tier, Value};
 use phalanx_checkpoint::{FileSummary, Piece};
 use phalanx_comm::OpKind;
+use phalanx_engine::CallPart;
 use phalanx_ir::{Axis, DType};
 use phalanx_runtime::{Observed, TimedAction};
 use phalanx_script::{Category, Moved, Outcome, Part, Route, ScheduledRun, ScriptKey, StateKind};
 
-use super::StepResult;
 use super::command::{Exposed, Measured, Reply, StatePiece, StateRange, StepReply};
+use super::save::SavedFiles;
 use super::traced::Traced;
+use super::{StepResult, StepScale};
 
 /// A value that can be written as bytes and read back.
 pub(super) trait Code: Sized {
@@ -74,7 +76,7 @@ impl Code for bool {
 }
 
 /// Bytes of any length.
-struct Bytes(Vec<u8>);
+pub(super) struct Bytes(pub(super) Vec<u8>);
 
 fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     bytes.len().put(out);
@@ -187,10 +189,14 @@ macro_rules! fields {
     )+};
 }
 
+pub(super) use fields;
+
 fields! {
-    StepResult { loss, grad_norm }
+    StepResult { loss, grad_norm, scaling }
+    StepScale { loss_scale, overflowed, skipped }
     StepReply { result, outcome, traced }
-    Traced { label, turn, peers, value, bytes, times }
+    Traced { label, turn, peers, value, bytes, times, kernels }
+    CallPart { name, started, ended }
     ScheduledRun { instance, part, microbatch }
     Value { instance, port, microbatch, again }
     TimedAction { action, lane, issued, started, ended }
@@ -198,6 +204,7 @@ fields! {
     Moved { calls, bytes }
     Measured { moved, predicted, product_seconds, scratch_bytes, busy_seconds }
     StateRange { param, kind, elements }
+    SavedFiles { disk, copies, needs }
     FileSummary { name, bytes, pieces }
     Piece { at, bytes, hash }
 }
@@ -338,6 +345,10 @@ impl Code for Reply {
                 7_u64.put(out);
                 file.put(out);
             }
+            Reply::Scalars(scalars) => {
+                8_u64.put(out);
+                scalars.put(out);
+            }
         }
     }
     fn take(from: &mut &[u8]) -> Option<Self> {
@@ -350,6 +361,7 @@ impl Code for Reply {
             5 => Reply::Observed(Box::new(Code::take(from)?)),
             6 => Reply::Measured(Box::new(Code::take(from)?)),
             7 => Reply::Saved(Code::take(from)?),
+            8 => Reply::Scalars(Code::take(from)?),
             _ => return None,
         })
     }
@@ -374,9 +386,11 @@ mod tests {
             ended: ms(3),
         };
         let label = "blocks.3 BW mb 0 é".to_owned();
+        let kernels = vec![CallPart { name: "product".to_owned(), started: ms(2), ended: ms(3) }];
         let (turn, value) = (Some(turn), Some(value));
-        let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times };
-        let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY };
+        let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times, kernels };
+        let scaling = Some(StepScale { loss_scale: 8.0, overflowed: true, skipped: 3 });
+        let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY, scaling };
         let outcome = Outcome::Repeat(ScriptKey::Train);
         let piece = StatePiece { first: 7, dtype: DType::Bf16, bytes: vec![1, 2, 255] };
         let peaks = vec![(Category::Weights, 5), (Category::Inputs, 0)];
@@ -396,6 +410,7 @@ mod tests {
             Reply::Shown(None),
             Reply::Shown(Some(Exposed { shape: vec![2, 3], pieces: vec![piece.clone()] })),
             Reply::Pieces(vec![piece]),
+            Reply::Scalars(vec![("loss_scale".to_owned(), 0.5)]),
             Reply::Observed(Box::new(Observed { peaks, peaks_by_tier })),
             Reply::Measured(Box::new(measured)),
         ]

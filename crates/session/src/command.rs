@@ -7,10 +7,8 @@
 //! process has all of them.
 
 use std::ops::Range;
-use std::path::Path;
 use std::time::Instant;
 
-use phalanx_checkpoint::FileSummary;
 use phalanx_ir::DType;
 use phalanx_runtime::Observed;
 use phalanx_script::{Outcome, ScriptKey, StateKind};
@@ -18,6 +16,7 @@ use phalanx_script::{Outcome, ScriptKey, StateKind};
 use super::StepResult;
 use super::feed::StepData;
 use super::restore::StateSource;
+use super::save::{SaveTargets, SavedFiles};
 use super::traced::Traced;
 use phalanx_error::Result;
 
@@ -29,14 +28,14 @@ pub enum Command<'a> {
     Start(&'a dyn StateSource, u64),
     /// Takes over the memory of an earlier process of this rank, with the state after so many steps.
     TakeOver(u64),
-    /// Saves its part of the state in the folder of a checkpoint: now, or beside the next step.
+    /// Saves its part of the state: now, or beside the next step.
     Save {
-        /// The folder.
-        folder: &'a Path,
+        /// Where.
+        to: SaveTargets<'a>,
         /// Whether it is saved now.
         now: bool,
     },
-    /// Waits until what was saved is on the disk.
+    /// Waits until what was saved outlives its process.
     Saved,
     /// Runs steps, starting with step `from`, counted from 1. Ends early at the first step that is
     /// not applied.
@@ -65,6 +64,8 @@ pub enum Command<'a> {
     },
     /// Reads values of a state.
     Read(&'a StateRange),
+    /// Reads the numbers that are kept from step to step beside parameters.
+    Scalars,
     /// Writes values of a state, in its element type.
     Write(&'a StateRange, &'a [u8]),
     /// Runs the last step twice and observes which bytes it writes.
@@ -83,6 +84,7 @@ impl Command<'_> {
             | Command::Save { .. }
             | Command::Evaluate(_)
             | Command::Predict(_)
+            | Command::Scalars
             | Command::Write(..) => false,
             Command::Steps { trace, .. } => trace.is_some(),
             Command::Show { .. }
@@ -186,8 +188,10 @@ pub enum Reply {
     Shown(Option<Exposed>),
     /// The parts of a state that it holds.
     Pieces(Vec<StatePiece>),
-    /// The file that it has written, if it had anything to write.
-    Saved(Option<FileSummary>),
+    /// Numbers by name.
+    Scalars(Vec<(String, f64)>),
+    /// The files that it has written.
+    Saved(SavedFiles),
     /// Which bytes were written.
     Observed(Box<Observed>),
     /// What was counted.
@@ -213,7 +217,12 @@ impl Reply {
         pieces
     }
 
-    pub(super) fn into_saved(self) -> Option<FileSummary> {
+    pub(super) fn into_scalars(self) -> Vec<(String, f64)> {
+        let Reply::Scalars(scalars) = self else { panic!("{OTHER}: {self:?}") };
+        scalars
+    }
+
+    pub(super) fn into_saved(self) -> SavedFiles {
         let Reply::Saved(file) = self else { panic!("{OTHER}: {self:?}") };
         file
     }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use phalanx_autodiff::Recompute;
+use phalanx_autodiff::{LossSeed, Recompute};
 use phalanx_ir::{DType, Model};
 use phalanx_script::{Compiled, Lowering, Precision, ScriptError};
 use phalanx_spmd::Partition;
@@ -15,11 +15,13 @@ const LOSS_CHUNK: NonZeroUsize = NonZeroUsize::new(256).expect("it is not zero")
 pub(super) fn compile(
     model: &Model,
     precision: Precision,
+    seed: LossSeed,
     recompute: Recompute,
     partition: &Partition,
 ) -> Result<Compiled, ScriptError> {
     let weights = Some(precision.weights);
-    let lowering = Lowering { weights, grads: precision.grads, recompute, loss_chunk: LOSS_CHUNK };
+    let (grads, loss_chunk) = (precision.grads, LOSS_CHUNK);
+    let lowering = Lowering { weights, grads, seed, recompute, loss_chunk };
     lowering.compile(model, Some(partition))
 }
 

@@ -19,6 +19,8 @@ enum Kind {
     Suffers(Fate),
     Panics,
     Hangs,
+    /// The process that has started the rank ends, as if its host was lost.
+    LosesHost,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,6 +68,12 @@ impl Fault {
     fn happen(&self) {
         match self.kind {
             Kind::Suffers(fate) => suffer(fate),
+            Kind::LosesHost => {
+                let agent = std::os::unix::process::parent_id().to_string();
+                let _ = std::process::Command::new("kill").args(["-9", &agent]).status();
+                // The rank ends with it.
+                std::thread::sleep(Duration::from_secs(60));
+            }
             Kind::Panics => panic!("asked for by {VARIABLE}"),
             Kind::Hangs => loop {
                 std::thread::sleep(Duration::from_secs(1));
@@ -87,6 +95,7 @@ fn one(text: &str) -> Option<Fault> {
         "stop" => Kind::Suffers(Fate::Stop),
         "panic" => Kind::Panics,
         "hang" => Kind::Hangs,
+        "host" => Kind::LosesHost,
         _ => return None,
     };
     let (mut rank, mut step, mut phase, mut nth, mut epoch) = (None, None, None, 1, 0);

@@ -8,6 +8,7 @@ use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{BufferId, BufferKey, RankOnMesh, Scalar};
 
 use super::numbers::encode;
+use super::replicas::BatchShare;
 use phalanx_error::{Error, Problem, Result};
 
 /// One step's data: for each data port of the model, the rows of all micro-batches.
@@ -94,6 +95,8 @@ pub(crate) struct Feed {
     microbatches: usize,
     /// Rows of each micro-batch.
     rows: u64,
+    /// The share of each micro-batch that these ranks take.
+    share: BatchShare,
     bytes: Vec<u8>,
 }
 
@@ -110,7 +113,7 @@ impl Feed {
         script: ScriptId,
         model: &Model,
         ranks: RankOnMesh<'_>,
-        microbatches: usize,
+        (microbatches, share): (usize, BatchShare),
     ) -> Result<Self> {
         let mut inputs = Vec::new();
         for (buffer, key) in executor.host_inputs(script) {
@@ -118,7 +121,7 @@ impl Feed {
             let ty = ty.expect("a buffer that the host fills is read by some run");
             inputs.push((buffer, Input::of(key, model, ty.clone(), ranks)?));
         }
-        Ok(Self { script, inputs, microbatches, rows: rows(model), bytes: Vec::new() })
+        Ok(Self { script, inputs, microbatches, rows: rows(model), share, bytes: Vec::new() })
     }
 
     /// Fills every host buffer of the script.
@@ -138,21 +141,25 @@ impl Feed {
                     if field.dtype() != ty.dtype {
                         return Err(other_type(port, field.dtype(), ty.dtype));
                     }
-                    let expected = ty.elements() * self.microbatches;
+                    let expected = ty.elements() * self.microbatches * self.share.of;
                     if field.len() != expected {
                         return Err(wrong_size(port, field.len(), expected));
                     }
-                    field.bytes(*microbatch, self.microbatches, runs, size, bytes);
+                    // Each micro-batch has the shares of all replicas one after the other.
+                    let (part, of) =
+                        (*microbatch * self.share.of + self.share.index, self.share.of);
+                    field.bytes(part, self.microbatches * of, runs, size, bytes);
                 }
                 Input::Random { instance, microbatch } => {
-                    let first = data.first_sample + *microbatch as u64 * self.rows;
+                    let shares = *microbatch * self.share.of + self.share.index;
+                    let first = data.first_sample + shares as u64 * self.rows;
                     let (low, high) = (scalars.seed as i32, (scalars.seed >> 32) as i32);
                     let key = [low, high, scalars.step as i32, *instance as i32, first as i32];
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
                 Input::Scalar(name, dtype) => {
-                    let value = scalars.value(name, data)?;
+                    let value = scalars.value(name, data, self.share)?;
                     bytes.clear();
                     bytes.resize(size, 0);
                     encode(*dtype, &[value], bytes);
@@ -166,12 +173,15 @@ impl Feed {
 
 impl Scalars {
     /// The value of a scalar in a step.
-    fn value(&self, scalar: &Scalar, data: &StepData<'_>) -> Result<f64> {
+    ///
+    /// The mean over replicas of their losses is the loss of the batch, if each divides its sum by its
+    /// part of the whole count; not if it divided by its own.
+    fn value(&self, scalar: &Scalar, data: &StepData<'_>, share: BatchShare) -> Result<f64> {
         let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
         match scalar {
             Scalar::LearningRate => Ok(self.lr),
             Scalar::Step => Ok(self.step as f64),
-            Scalar::InverseCount => Ok(1.0 / data.count as f64),
+            Scalar::InverseCount => Ok(share.of as f64 / data.count as f64),
             other => match given(other.name()) {
                 Some((_, value)) => Ok(*value),
                 None => Err(nobody_gives(other.name())),
@@ -190,9 +200,13 @@ impl Input {
                 let runs = ty.local_runs(ranks.mesh, ranks.rank);
                 Ok(Input::Data { port: port.clone(), ty, runs, microbatch: *microbatch })
             }
-            BufferKey::Scalar(scalar @ (Scalar::Go | Scalar::LossScale)) => {
-                Err(nobody_gives(scalar.name()))
-            }
+            BufferKey::Scalar(
+                scalar @ (Scalar::Go
+                | Scalar::LossScale
+                | Scalar::GoodSteps
+                | Scalar::Hysteresis
+                | Scalar::Applied),
+            ) => Err(nobody_gives(scalar.name())),
             BufferKey::Scalar(scalar) if ty.dtype.is_float() => {
                 Ok(Input::Scalar(scalar.clone(), ty.dtype))
             }

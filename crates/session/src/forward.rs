@@ -119,6 +119,16 @@ pub(super) fn read_scalar<E: Engine>(
 ) -> Result<f64> {
     let buffer = executor.script(script).find(&BufferKey::Number(number));
     let buffer = buffer.expect("a script forms the numbers that are read of it");
+    read_number(executor, script, buffer, bytes)
+}
+
+/// The number in a buffer of 4 or 8 bytes.
+pub(super) fn read_number<E: Engine>(
+    executor: &mut Executor<E>,
+    script: ScriptId,
+    buffer: BufferId,
+    bytes: usize,
+) -> Result<f64> {
     let mut room = [0; 8];
     executor.read(script, buffer, &mut room[..bytes])?;
     let [a, b, c, d, ..] = room;

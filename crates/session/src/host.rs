@@ -9,11 +9,13 @@ use phalanx_call::Requirements;
 use phalanx_comm::{Communicator, Launcher, Options, Processes, StateMemory, Threads};
 use phalanx_config::DeviceKind;
 use phalanx_cpu::{CpuEngine, CpuRequirements};
+pub use phalanx_cuda::GpuNow;
 use phalanx_cuda::{CudaEngine, CudaRequirements, Device};
 use phalanx_engine::{Counters, Engine};
+use phalanx_ir::DType;
 
 use crate::{Backend, EngineBackend, Size, again, job};
-use phalanx_error::{Error, Problem, Result};
+use phalanx_error::{Error, Problem, Result, bytes};
 
 /// The memory that the CPU engine needs besides the values of programs.
 pub fn requirements() -> Arc<dyn Requirements> {
@@ -81,16 +83,60 @@ pub struct GpuFacts {
 
 /// The GPU of this process; a refusal that says what is missing if there is none.
 pub fn gpu() -> Result<GpuFacts> {
-    let refused = |error: phalanx_cuda::CudaError| {
-        Error::refused(
-            Problem::new("run.device = \"cuda\" cannot be used here")
-                .because(error.to_string())
-                .nearest("run.device = \"cpu\""),
-        )
-    };
-    let device = phalanx_cuda::check().map_err(refused)?;
-    let (free, total) = device.memory().map_err(refused)?;
+    let device = own_gpu()?;
+    let (free, total) = device.memory().map_err(unusable)?;
     Ok(GpuFacts { name: device.name().to_owned(), free, total, bf16_rate: rate(&device) })
+}
+
+/// What the GPU of this process does right now.
+pub fn gpu_now() -> Result<GpuNow> {
+    own_gpu()?.now().map_err(unusable)
+}
+
+/// The other processes that use the GPU of this one, in words; nothing if none are known.
+pub fn gpu_users() -> Option<String> {
+    let others = own_gpu().ok()?.others();
+    let each: Vec<String> = (others.into_iter())
+        .map(|(process, used)| match used {
+            Some(used) => format!("process {process} with {}", bytes(used)),
+            None => format!("process {process}"),
+        })
+        .collect();
+    (!each.is_empty()).then(|| each.join(", "))
+}
+
+/// How many GPUs this many ranks compute on, and how many ranks share one at most. Threads share the one of
+/// their process; the processes of a host take its GPUs in turns.
+pub fn gpus(ranks: usize) -> Result<(usize, usize)> {
+    let local = job::joined().filter(|job| job.ranks() == ranks);
+    let Some((_, local)) = local.and_then(|job| job.environment().local) else {
+        return Ok((1, ranks));
+    };
+    own_gpu()?;
+    let here = Device::count().map_err(unusable)?.min(local).max(1);
+    Ok((here * ranks.div_ceil(local), local.div_ceil(here)))
+}
+
+/// What is slower here than it could be, for those who compute in this type.
+pub fn note(device: DeviceKind, compute: DType) -> Option<String> {
+    if device != DeviceKind::Cuda || compute != DType::Bf16 {
+        return None;
+    }
+    let missing = phalanx_cuda::without_attention_library()?;
+    Some(format!("attention runs on kernels of ours, which are several times slower: {missing}"))
+}
+
+/// The GPU of this process's place on its host.
+fn own_gpu() -> Result<Arc<Device>> {
+    if let Some((place, _)) = job::environment()?.and_then(|environment| environment.local) {
+        Device::choose(place);
+    }
+    phalanx_cuda::check().map_err(unusable)
+}
+
+fn unusable(error: phalanx_cuda::CudaError) -> Error {
+    let problem = Problem::new("run.device = \"cuda\" cannot be used here");
+    Error::refused(problem.because(error.to_string()).nearest("run.device = \"cpu\""))
 }
 
 /// The vendor's number for dense products.
@@ -126,9 +172,10 @@ fn backend(
 ) -> Box<dyn Backend> {
     match device {
         DeviceKind::Cpu => over(device, launcher, options, rank_engine),
-        DeviceKind::Cuda => {
-            over(device, launcher, options, |_, endpoint| Ok(CudaEngine::on_rank(endpoint)?))
-        }
+        DeviceKind::Cuda => over(device, launcher, options, |_, endpoint| {
+            own_gpu()?;
+            Ok(CudaEngine::on_rank(endpoint)?)
+        }),
     }
 }
 

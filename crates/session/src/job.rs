@@ -137,6 +137,19 @@ pub fn stay_alone() {
     JOB.get_or_init(|| None);
 }
 
+/// How many ranks of a job of so many share the cores of this host.
+pub fn ranks_here(ranks: usize) -> usize {
+    let own = environment().ok().flatten().filter(|own| own.ranks == ranks);
+    own.and_then(|own| own.local).map_or(ranks, |(_, count)| count)
+}
+
+/// The cores of all hosts of the job, if all have as many as this one.
+pub fn cores() -> usize {
+    let own = std::thread::available_parallelism().map_or(1, |own| own.get());
+    let spread = environment().ok().flatten().and_then(|job| Some((job.ranks, job.local?.1)));
+    spread.map_or(own, |(ranks, here)| own * ranks / here.max(1))
+}
+
 /// Whether variables say that this process is a rank other than 0.
 pub fn is_later_rank() -> bool {
     Environment::place(&|name| std::env::var(name).ok()).is_some_and(|(_, rank, _)| rank > 0)

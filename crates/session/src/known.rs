@@ -33,6 +33,10 @@ pub(super) struct Known {
     pub(super) timetable: Timetable,
     /// The names of the values that the model exposes when it predicts.
     pub(super) exposed: Vec<String>,
+    /// By rank: its replica.
+    pub(super) replicas: Vec<usize>,
+    /// The first rank of each replica.
+    pub(super) first_ranks: Vec<usize>,
 }
 
 /// FLOPs of a script's programs.
@@ -71,7 +75,7 @@ impl Known {
             .stage_groups()
             .into_iter()
             .filter_map(|stage_group| of_rank(stage_group.ranks[0]));
-        let flops = firsts.map(flops).sum();
+        let flops = firsts.map(flops).sum::<u64>() * lowered.replicas() as u64;
         let largest =
             classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));
         let memory = largest.expect("there is a rank").memory().clone();
@@ -87,6 +91,8 @@ impl Known {
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
             exposed: lowered.exposed(),
+            replicas: (0..lowered.ranks()).map(|rank| lowered.replica(rank)).collect(),
+            first_ranks: lowered.first_ranks(),
         })
     }
 }

@@ -5,17 +5,22 @@
 //! knows no processes; here are its hands and eyes.
 
 mod children;
+mod crew;
+mod folder;
 mod job_loop;
+mod local;
 mod sight;
-mod watched;
 
 use std::ffi::{OsStr, OsString};
 
 use phalanx_comm::Token;
 use phalanx_error::{Error, Problem, Result};
 
+pub(crate) use children::{Children, Starting};
+pub(crate) use crew::{Crew, Epoch};
+pub(crate) use job_loop::JobLoop;
+pub(crate) use local::newest_step;
 pub use sight::{FLIGHT, JOB, report, sights};
-pub(crate) use watched::{Control, INTERRUPT, Orders, WatchedProcesses, start_ranks};
 
 /// The program that the processes of a job run.
 #[derive(Clone, Debug)]
@@ -32,7 +37,8 @@ pub struct Launched {
 /// all. Gives the exit code of the job. A process that is lost is named with its rank, and started
 /// again with all others if the run allows it; otherwise it is an error, and the others are ended.
 pub fn launch(ranks: usize, program: &Launched) -> Result<u8> {
-    job_loop::JobLoop::new(ranks, program)?.run()
+    let crew = local::LocalCrew::new(program)?;
+    JobLoop::new(ranks, program, Box::new(crew))?.run()
 }
 
 /// A new token, which only processes of a job know.

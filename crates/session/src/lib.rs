@@ -13,6 +13,7 @@ mod backend;
 mod codec;
 mod command;
 mod compile;
+mod copies;
 pub mod corpus;
 pub mod custom;
 mod fault;
@@ -29,6 +30,7 @@ mod measure;
 mod models;
 pub mod network;
 mod numbers;
+mod over_replicas;
 mod parallel;
 mod pipeline;
 mod planner;
@@ -37,6 +39,7 @@ mod prepared;
 pub mod products;
 mod pulse;
 pub mod rate;
+mod replicas;
 mod restore;
 pub mod run_weights;
 mod save;
@@ -67,11 +70,12 @@ pub use lowered::{Lowered, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
-pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
+pub use pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;
-pub use restore::{Restored, StateSource};
-pub use save::FULL;
+pub use replicas::{BatchShare, Replicas};
+pub use restore::{Restored, StateSource, read_as};
+pub use save::{FULL, SaveTargets, SavedFiles};
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
 pub use traced::{Timetable, Trace, Traced};
@@ -79,8 +83,8 @@ pub use worker::RankWorker;
 
 use command::Given;
 use known::Known;
+use over_replicas::mean;
 use phalanx_error::{Error, Problem, Result};
-use store::assemble;
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -89,6 +93,19 @@ pub struct StepResult {
     pub loss: f64,
     /// The global norm of the gradient, before clipping.
     pub grad_norm: f64,
+    /// How the loss was scaled, if it was.
+    pub scaling: Option<StepScale>,
+}
+
+/// The loss scale of a step, and what became of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepScale {
+    /// What the loss was multiplied by.
+    pub loss_scale: f64,
+    /// Whether a gradient was too large for its type, so that the step changed nothing.
+    pub overflowed: bool,
+    /// How many steps have changed nothing so far, this one included.
+    pub skipped: u64,
 }
 
 /// A model in training.
@@ -132,10 +149,21 @@ impl Session {
             let timetable = self.known.timetable.clone();
             self.trace = Some(Trace { step, timetable, ranks });
         }
-        // All ranks give the same results.
+        // All ranks of a replica give the same results.
         let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();
         self.steps += taken.len() as u64;
-        Ok(taken)
+        if self.known.first_ranks.len() == 1 {
+            return Ok(taken);
+        }
+        let numbers = |steps: &Vec<StepReply>| {
+            steps.iter().flat_map(|step| [step.result.loss, step.result.grad_norm]).collect()
+        };
+        let means = self.over_replicas(by_rank.iter().map(numbers).collect())?;
+        let mean = |(numbers, own): (&[f64; 2], &StepResult)| {
+            let [loss, grad_norm] = *numbers;
+            StepResult { loss, grad_norm, ..*own }
+        };
+        Ok(means.as_chunks::<2>().0.iter().zip(&taken).map(mean).collect())
     }
 
     /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the
@@ -149,15 +177,28 @@ impl Session {
         self.trace.take()
     }
 
-    /// The mean loss of a batch with the current weights, which do not change.
+    /// The mean loss of a batch with the current weights, which do not change. Replicas that train by
+    /// themselves evaluate a share of it each, with their own weights.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let answers = self.ranks.ask(Command::Evaluate(data))?;
-        Ok(answers.into_iter().map(Reply::into_loss).next().expect("a process has a rank"))
+        let losses: Vec<f64> = answers.into_iter().map(Reply::into_loss).collect();
+        let loss = *losses.first().expect("a process has a rank");
+        if self.known.first_ranks.len() == 1 {
+            return Ok(loss);
+        }
+        let means = self.over_replicas(losses.into_iter().map(|loss| vec![loss]).collect())?;
+        Ok(means.first().copied().unwrap_or(loss))
     }
 
     /// What the model predicts for a batch of one micro-batch with the current weights: the values
     /// that it exposes, by name, each whole.
     pub fn predict(&mut self, data: &StepData<'_>) -> Result<BTreeMap<String, hf::WeightTensor>> {
+        if self.known.first_ranks.len() > 1 {
+            let problem = Problem::new("replicas that train by themselves do not predict");
+            return Err(Error::refused(
+                problem.fix("predict with the weights of the finished run"),
+            ));
+        }
         self.ranks.ask(Command::Predict(data))?;
         let exposed = self.known.exposed.clone();
         exposed.into_iter().map(|port| Ok((port.clone(), self.exposed(&port)?))).collect()
@@ -196,6 +237,11 @@ impl Session {
         &self.known.params
     }
 
+    /// The state that holds parameters in full precision.
+    pub fn full_kind(&self) -> StateKind {
+        self.known.settings.precision.full_kind()
+    }
+
     /// The element type of parameters in full precision.
     pub fn state_dtype(&self) -> DType {
         self.known.settings.precision.state
@@ -217,7 +263,7 @@ impl Session {
     }
 
     /// Some values of a state, by their indices in the whole parameter: their element type and
-    /// their bytes.
+    /// their bytes. Of replicas that train by themselves: the mean.
     pub fn read(
         &mut self,
         param: usize,
@@ -225,8 +271,11 @@ impl Session {
         elements: Range<usize>,
     ) -> Result<(DType, Vec<u8>)> {
         let range = StateRange { param, kind, elements };
-        let pieces = self.held(&range)?.into_iter().flatten();
-        assemble(&self.known.params[param].name, &range.elements, pieces)
+        let mut replicas = self.read_replicas(&range)?;
+        match replicas.len() {
+            1 => Ok(replicas.remove(0)),
+            _ => Ok(mean(&replicas)),
+        }
     }
 
     /// For each rank: which of some values of a state it holds.
@@ -299,6 +348,13 @@ impl Session {
     ) -> Result<BTreeMap<String, hf::WeightTensor>> {
         let all = 0..self.known.params.len();
         all.map(|param| Ok((self.known.params[param].name.clone(), tensor(self, param)?))).collect()
+    }
+
+    /// Whether a dynamic loss scale cannot fall any further.
+    pub fn is_least(&self, scale: f64) -> bool {
+        let scaling = self.known.settings.scaling;
+        let rule = scaling.and_then(|own| own.rule);
+        rule.is_some_and(|rule| scale <= rule.least)
     }
 
     /// Settings that help against overflow and are not on yet.

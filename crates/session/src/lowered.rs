@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
 use phalanx_ir::{Axis, DType, Mesh, Model, Role, TensorType};
 use phalanx_script::{
-    Compiled, Library, RankOnMesh, RankPlace, ScheduledRun, Script, ScriptKey, StageGroup, Unit,
-    forward, merge_adjacent,
+    Compiled, Library, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script, ScriptKey,
+    StageGroup, Unit, forward, merge_adjacent,
 };
 use phalanx_spmd::{Gathering, Keep, Partition};
 
 use super::compile::{compile, compile_forward};
 use super::planner::Planner;
+use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
 use crate::host;
 use phalanx_error::{Error, Result};
@@ -59,7 +61,8 @@ impl OnMesh {
         let lay = |model: &Model| settings.parallel.partition(model, mesh, found.as_ref());
         let partition = lay(&models.train)?;
         let (precision, recompute) = (settings.precision, settings.recompute);
-        let compiled = compile(&models.train, precision, recompute, &partition)?;
+        let seed = settings.scaling.map_or(LossSeed::One, |_| LossSeed::Scale);
+        let compiled = compile(&models.train, precision, seed, recompute, &partition)?;
         let forward = |model: &Model| {
             Ok::<_, Error>(compile_forward(model, precision.weights, &lay(model)?)?)
         };
@@ -75,7 +78,8 @@ struct GroupRuns {
     on_mesh: usize,
     turns: Vec<ScheduledRun>,
     forward: BTreeMap<ScriptKey, Vec<ScheduledRun>>,
-    ranks: Vec<usize>,
+    /// By replica.
+    ranks: Vec<Vec<usize>>,
 }
 
 impl Lowered {
@@ -138,7 +142,7 @@ impl Lowered {
         let on_mesh = OnMesh { mesh, partition, forward: programs, compiled };
         let turns = forward(0..model.instances().len(), microbatches);
         let runs = BTreeMap::from([(key, turns.clone())]);
-        let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![0] };
+        let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![vec![0]] };
         let own = ForwardModel { model: model.clone(), microbatches };
         Ok(Self {
             settings,
@@ -153,7 +157,7 @@ impl Lowered {
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.groups.iter().map(|group| group.ranks.len()).sum()
+        self.groups.iter().flat_map(|group| &group.ranks).map(Vec::len).sum()
     }
 
     /// Whether ranks hold different stages of the model.
@@ -186,7 +190,7 @@ impl Lowered {
     /// differ.
     pub fn whole_mesh(&self) -> Result<Mesh> {
         match (self.groups.len(), &self.settings.parallel.pipeline.meshes[..]) {
-            (1, _) => Ok(self.mesh().clone()),
+            (1, _) if self.replicas() == 1 => Ok(self.mesh().clone()),
             (_, []) => Ok(self.settings.parallel.mesh.clone()),
             _ => Ok(Mesh::new([(Axis::STAGES.name(), self.ranks())])?),
         }
@@ -201,13 +205,49 @@ impl Lowered {
         self.groups.iter().map(chunks).max().unwrap_or(1)
     }
 
-    /// The stage groups of the pipeline.
+    /// How many replicas train by themselves.
+    pub fn replicas(&self) -> usize {
+        self.settings.parallel.replica_count()
+    }
+
+    /// The replica that a rank belongs to.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn replica(&self, rank: usize) -> usize {
+        let mut groups = self.groups.iter();
+        let of_group = |group: &GroupRuns| group.ranks.iter().position(|own| own.contains(&rank));
+        groups.find_map(of_group).expect("a rank is in one of the replicas")
+    }
+
+    /// The first rank of each replica.
+    pub(crate) fn first_ranks(&self) -> Vec<usize> {
+        let first = |replica: usize| {
+            let ranks = self.groups.iter().flat_map(|group| &group.ranks[replica]);
+            ranks.copied().min().expect("a replica has ranks")
+        };
+        (0..self.replicas()).map(first).collect()
+    }
+
+    /// The ranks of all replicas that hold what a stage group does.
+    pub(crate) fn replica_ranks(&self, stage_group: usize) -> ReplicaRanks {
+        let axis = Axis::new(Replicas::AXIS).expect("it is a legal name");
+        ReplicaRanks { axis, ranks: self.groups[stage_group].ranks.clone() }
+    }
+
+    /// The stage groups of the pipeline, in the first replica.
     pub fn stage_groups(&self) -> Vec<StageGroup<'_>> {
-        self.devices_with(|on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
+        self.stage_groups_of(0)
+    }
+
+    /// The stage groups of the pipeline, in a replica.
+    pub(crate) fn stage_groups_of(&self, replica: usize) -> Vec<StageGroup<'_>> {
+        self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
     fn devices_with<'a>(
         &'a self,
+        replica: usize,
         compiled: impl Fn(&'a OnMesh) -> Option<&'a Compiled>,
         turns: impl Fn(&'a GroupRuns) -> &'a [ScheduledRun],
     ) -> Vec<StageGroup<'a>> {
@@ -218,7 +258,7 @@ impl Lowered {
                 turns: turns(group),
                 mesh: on_mesh.partition.mesh(),
                 sharing: on_mesh.partition.sharing(),
-                ranks: &group.ranks,
+                ranks: &group.ranks[replica],
             })
         };
         self.groups.iter().filter_map(stage_group).collect()
@@ -230,7 +270,8 @@ impl Lowered {
     /// If there is no such rank.
     pub(crate) fn place(&self, rank: usize) -> RankPlace {
         let found = self.groups.iter().enumerate().find_map(|(stage_group, group)| {
-            let place = group.ranks.iter().position(|&r| r == rank)?;
+            let places = |ranks: &Vec<usize>| ranks.iter().position(|&r| r == rank);
+            let place = group.ranks.iter().find_map(places)?;
             Some(RankPlace { stage_group, place })
         });
         found.expect("a rank is in one of the stage groups")
@@ -249,13 +290,17 @@ impl Lowered {
         Ok(TrainPlan { script: planner.train_script(rank)?, units: planner.state(rank)?.units })
     }
 
-    /// For each script that is run forward: its model, and the stage groups that run it.
+    /// For each script that is run forward: its model, and the stage groups that run it in a replica.
     pub(crate) fn forwards(
         &self,
+        replica: usize,
     ) -> impl Iterator<Item = (ScriptKey, &Model, Vec<StageGroup<'_>>)> {
-        self.forward.iter().map(|(key, own)| {
-            let stage_groups =
-                self.devices_with(|on_mesh| on_mesh.forward.get(key), |group| &group.forward[key]);
+        self.forward.iter().map(move |(key, own)| {
+            let stage_groups = self.devices_with(
+                replica,
+                |on_mesh| on_mesh.forward.get(key),
+                |group| &group.forward[key],
+            );
             (*key, &own.model, stage_groups)
         })
     }
@@ -298,6 +343,7 @@ impl Lowered {
             degrees.join(" · ")
         };
         let stage_groups = match (&parallel.pipeline.meshes[..], self.groups.len()) {
+            ([], _) if self.replicas() > 1 => degrees(&parallel.mesh),
             ([], 1) => degrees(self.mesh()),
             ([], stage_groups) => [format!("pp {stage_groups}"), degrees(self.mesh())]
                 .into_iter()
@@ -329,6 +375,8 @@ impl Lowered {
             format!("; {what} in shards over {}", axes.join(" · "))
         });
         let shards = shards.unwrap_or_default();
+        let replicas = parallel.replicas.map(|replicas| replicas.describe());
+        let names: Vec<String> = replicas.into_iter().chain(names).collect();
         format!("{ranks} ranks, {stage_groups}: {}{shards}", names.join(", "))
     }
 

@@ -9,11 +9,15 @@
 
 use std::time::Duration;
 
-use phalanx_ir::{DType, Model, Role};
-use phalanx_script::ScheduledRun;
+use phalanx_ir::{DType, Model, Port, Program, Role};
+use phalanx_pipeline::{NamedSchedule, Times};
+use phalanx_script::Part;
 
 use super::codec::{decoded, encoded};
-use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial, job};
+use super::{
+    Field, InstanceCosts, Lowered, Models, Parallel, Pipeline, Prepared, Settings, StepData,
+    initial, job,
+};
 use phalanx_comm::CommError;
 use phalanx_error::{Error, Problem, Result};
 
@@ -22,10 +26,12 @@ const STEPS: usize = 3;
 
 /// The same, measured by one process of a job for all of them: two would measure different costs, and
 /// split the model at different places.
-pub(super) fn costs_of_job(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
-    let Some(job) = job::joined() else { return costs(models, settings) };
+pub(super) fn costs_of_job(models: &Models, settings: &Settings) -> Result<Vec<InstanceCosts>> {
+    let Some(job) = job::joined() else { return measured(&models.train, settings) };
     let own = match job.rank() {
-        0 => encoded(&costs(models, settings)?),
+        0 => encoded(
+            &measured(&models.train, settings)?.iter().flat_map(numbers).collect::<Vec<f64>>(),
+        ),
         _ => Vec::new(),
     };
     let given = job.from_first(own).map_err(|error| match error {
@@ -33,45 +39,88 @@ pub(super) fn costs_of_job(models: &Models, settings: &Settings) -> Result<Vec<f
         error => Error::failed(Problem::new(error.to_string())),
     })?;
     let broken = || Error::failed(Problem::new("rank 0 sent costs that cannot be read"));
-    decoded(&given).ok_or_else(broken)
+    let given: Vec<f64> = decoded(&given).ok_or_else(broken)?;
+    Ok(given.as_chunks().0.iter().map(from_numbers).collect())
 }
 
-/// For each instance of the model: seconds of its forward and backward for one micro-batch.
-pub(super) fn costs(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
-    measured(&models.train, settings)
+fn numbers(costs: &InstanceCosts) -> [f64; 5] {
+    let InstanceCosts { times: Times { f, b, w }, until_b, until_w } = *costs;
+    [f, b, w, until_b, until_w]
 }
 
-fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
+fn from_numbers(&[f, b, w, until_b, until_w]: &[f64; 5]) -> InstanceCosts {
+    InstanceCosts { times: Times { f, b, w }, until_b, until_w }
+}
+
+/// For each instance of the model: seconds and bytes of its forward and backward for one micro-batch.
+pub(super) fn measured(model: &Model, settings: &Settings) -> Result<Vec<InstanceCosts>> {
     let (sample, instances) = one_of_each(model)?;
+    // Where a schedule is searched, weight gradients are timed by themselves.
+    let order = match settings.parallel.pipeline.is_searched() {
+        true => NamedSchedule::ZbH1,
+        false => NamedSchedule::OneFOneB,
+    };
+    let pipeline = Pipeline { order: order.into(), ..Pipeline::default() };
     let settings = Settings {
-        parallel: Parallel::default(),
+        parallel: Parallel { pipeline, ..Parallel::default() },
         microbatches: 1,
         memory_limit: None,
         ..settings.clone()
     };
     let seed = settings.seed;
     let models = Models::trained(sample);
+    let kept = kept(model, &Lowered::new(&models, settings.clone())?);
     let mut session = Prepared::new(&models, settings)?.start(&initial(seed))?;
-    let mut best = vec![Duration::MAX; model.segments().len()];
+    let mut best = vec![[Duration::MAX; 3]; model.segments().len()];
     with_zeros(model, |data| {
         for step in 0..=STEPS {
             session.trace_at(session.steps() + 1);
             session.step(data, 0.0)?;
             let trace = session.take_trace().expect("the step was timed");
             let traced = &trace.ranks[0];
-            let mut spent = vec![Duration::ZERO; model.segments().len()];
-            for (ScheduledRun { instance, .. }, times) in
-                traced.iter().filter_map(|t| Some((t.turn?, t.times)))
-            {
-                spent[instances[instance]] += times.ended - times.started;
+            let mut spent = vec![[Duration::ZERO; 3]; model.segments().len()];
+            for (turn, times) in traced.iter().filter_map(|t| Some((t.turn?, t.times))) {
+                let parts: &[usize] = match turn.part {
+                    Part::F | Part::R => &[0],
+                    Part::B | Part::BW => &[1],
+                    Part::W => &[2],
+                    Part::FBW => &[0, 1, 2],
+                };
+                // What runs at once is divided evenly.
+                let share = (times.ended - times.started) / parts.len() as u32;
+                parts.iter().for_each(|&part| spent[instances[turn.instance]][part] += share);
             }
             for (best, spent) in best.iter_mut().zip(spent).filter(|_| step > 0) {
-                *best = (*best).min(spent);
+                let sum = |times: &[Duration; 3]| {
+                    times.iter().copied().fold(Duration::ZERO, Duration::saturating_add)
+                };
+                *best = if sum(&spent) < sum(best) { spent } else { *best };
             }
         }
         Ok(())
     })?;
-    Ok(model.instances().iter().map(|i| best[i.segment].as_secs_f64()).collect())
+    let costs = |segment: usize| {
+        let [f, b, w] = best[segment].map(|time| time.as_secs_f64());
+        let [until_b, until_w] = kept[segment];
+        InstanceCosts { times: Times { f, b, w }, until_b, until_w }
+    };
+    Ok(model.instances().iter().map(|instance| costs(instance.segment)).collect())
+}
+
+/// For each segment: bytes that it keeps from F to B, and from B to W.
+fn kept(model: &Model, lowered: &Lowered) -> Vec<[f64; 2]> {
+    let bytes = |program: &Program, ports: &mut dyn Iterator<Item = &Port>| -> f64 {
+        ports.map(|port| program.ty(port.value).local_bytes(program.mesh()) as f64).sum()
+    };
+    let segment = |segment: usize| {
+        let of = |part| lowered.compiled().program(segment, part);
+        let (f, w) = (of(Part::F), of(Part::W));
+        [
+            bytes(f, &mut f.outputs_with(Role::Residual)),
+            bytes(w, &mut w.inputs_with(Role::Residual)),
+        ]
+    };
+    (0..model.segments().len()).map(segment).collect()
 }
 
 /// The model with the first instance of each segment, and the segments of these instances.
@@ -134,7 +183,8 @@ mod tests {
         let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
         let settings = Settings::new(&loaded.config).unwrap();
         assert_eq!(settings.parallel.pipeline.split, StageSplit::Measured);
-        let costs = costs(&models, &settings).unwrap();
+        let costs = measured(&models.train, &settings).unwrap();
+        let costs: Vec<f64> = costs.iter().map(InstanceCosts::seconds).collect();
         assert_eq!(costs.len(), 6);
         assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");
         assert!(costs[5] > 0.0, "{costs:?}");

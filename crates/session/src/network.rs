@@ -7,9 +7,10 @@ use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::folders::FolderKind;
 use crate::run_weights::{WEIGHTS, open_run};
-use crate::{ForwardModel, Models, ReadParam, from_weights, initial};
+use crate::{ForwardModel, Models, ReadParam, from_weights, host, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
+use phalanx_ir::DType;
 
 /// A network and, if it does not start from random numbers, the folder of its weights.
 pub struct Network {
@@ -21,7 +22,9 @@ pub struct Network {
 
 /// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let Some((origin, place)) = sources.origin()? else { return Config::load(sources) };
+    let Some((origin, place)) = sources.origin()? else {
+        return Config::load(sources).map(with_host_notes);
+    };
     let (file, spec) = match &origin {
         Origin::HuggingFace(dir) => {
             let file = dir.join(FolderKind::HuggingFace.mark());
@@ -36,7 +39,14 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         let kept = hf::KeptKeys::read(&file)?;
         loaded.notes.extend(unused_dropout(&kept, &loaded, &file));
     }
-    Ok(loaded)
+    Ok(with_host_notes(loaded))
+}
+
+/// The same with what this host has to say about it.
+fn with_host_notes(mut loaded: Loaded) -> Loaded {
+    let compute = DType::from(loaded.config.precision.compute);
+    loaded.notes.extend(host::note(loaded.config.run.device, compute));
+    loaded
 }
 
 /// What to say about the dropout of a model folder, which is not taken over.
@@ -86,8 +96,11 @@ impl Network {
     pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
         let compute = config.precision.compute.into();
         let shape = BatchShape {
-            // The batch of all data-parallel ranks together: programs have global shapes.
-            batch: config.train.batch_size.get() / config.microbatches(),
+            // The batch of all data-parallel ranks together: programs have global shapes. Replicas
+            // that train by themselves have each a model of their share.
+            batch: config.train.batch_size.get()
+                / config.microbatches()
+                / config.parallel.separate_replicas(),
             seq: config.train.seq_len.get(),
         };
         let microbatches = config.microbatches();

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_ir::{Axis, Mesh, Model};
+use phalanx_ir::{Axis, Mesh, Model, Order};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Cut, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses, Zero,
+    AllGatherKv, Automatic, Cube, Cut, Ddp, Fsdp, Megatron, Optimus, Ring, Sequence, TensorPlan,
+    Ulysses, Zero,
 };
 use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
-use phalanx_config::{CpKind, LayoutKind, TpKind, ZeroStage};
+use super::replicas::Replicas;
+use phalanx_config::{CpKind, CpOrder, LayoutKind, SyncKind, SyncMomentum, TpKind, ZeroStage};
 use phalanx_error::{Error, Problem, Result};
 
 /// A strategy that several threads may read.
@@ -29,15 +31,19 @@ pub struct Parallel {
     pub search: bool,
     /// The schedule of the pipeline.
     pub pipeline: Pipeline,
+    /// If replicas along the axis `dp` train by themselves: how many, and when they take the mean.
+    pub replicas: Option<Replicas>,
 }
 
 impl Parallel {
     /// The mesh and strategies that a configuration asks for.
-    pub fn new(config: &phalanx_config::ParallelConfig) -> Result<Self> {
+    /// `steps` is the last step of the run.
+    pub fn new(config: &phalanx_config::ParallelConfig, steps: u64) -> Result<Self> {
         let mesh = mesh(config)?;
         let mut strategies: Vec<SharedStrategy> = vec![];
         // Where several ranks hold the same weights, a strategy says how they share them.
-        let shared = config.dp.get() * config.cp.get() > 1;
+        let replicas = replicas(config, steps);
+        let shared = config.cp.get() > 1 || config.dp.get() > 1 && replicas.is_none();
         let hybrid = (config.dp_shard < config.dp).then_some(config.dp_shard.get());
         let search = config.layout == LayoutKind::Auto;
         match config.zero {
@@ -66,9 +72,10 @@ impl Parallel {
             strategies.push(match (config.tp_kind, &config.tp_plan.0[..]) {
                 (TpKind::OneD, []) => Arc::new(Megatron::default()),
                 (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
-                (kind @ (TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD), _) => {
-                    return Err(unbuilt("tp_kind", kind.name()));
+                (TpKind::TwoD | TpKind::TwoAndAHalfD, _) => {
+                    Arc::new(Optimus { depth: config.tp_depth.get(), ..Optimus::default() })
                 }
+                (TpKind::ThreeD, _) => Arc::new(Cube::default()),
             });
         }
         if config.sp {
@@ -77,13 +84,23 @@ impl Parallel {
         if config.cp.get() > 1 && !search {
             strategies.push(match config.cp_kind {
                 CpKind::AllGather => Arc::new(AllGatherKv::default()),
-                CpKind::Ulysses => Arc::new(Ulysses::default()),
-                kind @ (CpKind::Ring | CpKind::Rsa) => {
-                    return Err(unbuilt("cp_kind", kind.name()));
+                CpKind::Ulysses => {
+                    let heads = config.tensor_shape().map_or(config.tp.get(), |s| s.heads);
+                    let alike = config.tp.get() / heads.max(1);
+                    Arc::new(Ulysses { alike, ..Ulysses::default() })
                 }
+                CpKind::Ring => {
+                    let order = match config.cp_order {
+                        CpOrder::Block => Order::Block,
+                        CpOrder::Zigzag => Order::Zigzag,
+                        CpOrder::Striped => Order::Striped,
+                    };
+                    Arc::new(Ring { order, ..Ring::default() })
+                }
+                kind @ CpKind::Rsa => return Err(unbuilt("cp_kind", kind.name())),
             });
         }
-        Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)? })
+        Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)?, replicas })
     }
 
     /// How many ranks there are.
@@ -94,27 +111,45 @@ impl Parallel {
         }
     }
 
-    /// For each stage group: its mesh, and its ranks in the mesh's order.
-    pub fn stage_groups(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
+    /// How many replicas train by themselves.
+    pub fn replica_count(&self) -> usize {
+        self.replicas.map_or(1, |replicas| replicas.count)
+    }
+
+    /// For each stage group: the mesh that it has in each replica, and by replica its ranks in the
+    /// mesh's order.
+    pub fn stage_groups(&self) -> Result<Vec<(Mesh, Vec<Vec<usize>>)>> {
         if !self.pipeline.meshes.is_empty() {
             let mut next = 0;
             let stage_group = |mesh: &Mesh| {
                 let ranks = next..next + mesh.ranks();
                 next = ranks.end;
-                (mesh.clone(), ranks.collect())
+                (mesh.clone(), vec![ranks.collect()])
             };
             return Ok(self.pipeline.meshes.iter().map(stage_group).collect());
         }
         let stages = Axis::STAGES;
-        let own: Vec<(Axis, usize)> =
-            self.mesh.axes().filter(|(axis, _)| *axis != stages).collect();
+        let apart = self.replicas.map(|_| Axis::new(Replicas::AXIS)).transpose()?;
+        let own: Vec<(Axis, usize)> = (self.mesh.axes())
+            .filter(|(axis, _)| *axis != stages && Some(*axis) != apart)
+            .collect();
         let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
-        let all = 0..self.mesh.ranks();
-        let Some(count) = self.mesh.size(stages) else { return Ok(vec![(mesh, all.collect())]) };
-        let ranks = |stage_group: usize| {
-            all.clone().filter(|&rank| self.mesh.coordinate(rank, stages) == stage_group).collect()
+        let along = |rank: usize, axis: Axis| match self.mesh.size(axis) {
+            Some(_) => self.mesh.coordinate(rank, axis),
+            None => 0,
         };
-        Ok((0..count).map(|stage_group| (mesh.clone(), ranks(stage_group))).collect())
+        let ranks = |stage_group: usize, replica: usize| {
+            let here = |&rank: &usize| {
+                along(rank, stages) == stage_group
+                    && apart.is_none_or(|axis| along(rank, axis) == replica)
+            };
+            (0..self.mesh.ranks()).filter(here).collect()
+        };
+        let of_replicas = |stage_group| {
+            (0..self.replica_count()).map(|replica| ranks(stage_group, replica)).collect()
+        };
+        let count = self.mesh.size(stages).unwrap_or(1);
+        Ok((0..count).map(|stage_group| (mesh.clone(), of_replicas(stage_group))).collect())
     }
 
     /// The layouts that a search finds for a model on a mesh; `None` without a search.
@@ -154,6 +189,19 @@ fn unbuilt(key: &str, kind: &str) -> Error {
     Error::refused(Problem::new(format!("parallel.{key} = \"{kind}\" is not built yet")))
 }
 
+/// The replicas of a configuration that train by themselves, if they do.
+fn replicas(config: &phalanx_config::ParallelConfig, last: u64) -> Option<Replicas> {
+    let (warmup, states) = match config.sync {
+        SyncKind::Ddp | SyncKind::DataParallel => return None,
+        SyncKind::Average => (0, false),
+        SyncKind::LocalSgd => {
+            (config.sync_warmup as u64, config.sync_momentum == SyncMomentum::Average)
+        }
+    };
+    let (count, every) = (config.dp.get(), config.sync_every as u64);
+    Some(Replicas { count, every, warmup, last, states })
+}
+
 /// The mesh of a configuration: its axes of more than one rank, slowest first.
 fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
@@ -171,16 +219,8 @@ mod tests {
     fn a_kind_that_is_not_built_is_no_other_one() {
         let config = Config::load(&Sources::default().preset("tiny")).unwrap().config.parallel;
         let two = Count::new(2).unwrap();
-        let square = phalanx_config::ParallelConfig { tp: two, tp_kind: TpKind::TwoD, ..config };
-        let refused = Parallel::new(&square).unwrap_err();
-        assert!(refused.to_string().contains("tp_kind = \"2d\" is not built yet"), "{refused}");
-        let ring = phalanx_config::ParallelConfig {
-            tp_kind: TpKind::OneD,
-            cp: two,
-            cp_kind: CpKind::Ring,
-            ..square
-        };
-        let refused = Parallel::new(&ring).unwrap_err();
-        assert!(refused.to_string().contains("cp_kind = \"ring\" is not built yet"), "{refused}");
+        let stored = phalanx_config::ParallelConfig { cp: two, cp_kind: CpKind::Rsa, ..config };
+        let refused = Parallel::new(&stored, 1).unwrap_err();
+        assert!(refused.to_string().contains("cp_kind = \"rsa\" is not built yet"), "{refused}");
     }
 }

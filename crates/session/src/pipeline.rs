@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{Concat, NamedSchedule, Schedule, ScheduleShape, Warmup, split};
+use phalanx_pipeline::{
+    NamedSchedule, RoundConcat, Schedule, ScheduleShape, Times, TurnCosts, Warmup, split,
+};
 use phalanx_script::ScheduledRun;
 
 use crate::custom::read_schedule;
@@ -23,7 +25,11 @@ pub struct Pipeline {
     /// Pipelines in each direction of Chimera.
     pub pairs: usize,
     /// How Chimera runs more micro-batches than stage groups.
-    pub concat: Concat,
+    pub concat: RoundConcat,
+    /// The memory of zb-auto, in shares.
+    pub memory: f64,
+    /// For each instance of the model: its measured costs, once they are needed and known.
+    pub costs: Option<Vec<InstanceCosts>>,
     /// Which layers a stage gets.
     pub split: StageSplit,
     /// Whether a stage keeps only its input and recomputes its forward before the backward.
@@ -53,6 +59,28 @@ impl From<Schedule> for PipelineOrder {
     }
 }
 
+/// What an instance costs for one micro-batch.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct InstanceCosts {
+    /// Its times.
+    pub times: Times,
+    /// Bytes that it keeps from F to B.
+    pub until_b: f64,
+    /// Bytes that it keeps from B to W.
+    pub until_w: f64,
+}
+
+impl InstanceCosts {
+    /// How long it takes in all.
+    pub fn seconds(&self) -> f64 {
+        self.times.f + self.times.b + self.times.w
+    }
+
+    fn even(time: f64) -> Self {
+        Self { times: Times { f: time, b: time, w: time }, until_b: 0.0, until_w: 0.0 }
+    }
+}
+
 /// Which layers a stage gets.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum StageSplit {
@@ -75,7 +103,9 @@ impl Default for Pipeline {
             chunks: None,
             warmup: Warmup::Pa,
             pairs: 1,
-            concat: Concat::Direct,
+            concat: RoundConcat::Direct,
+            memory: 1.0,
+            costs: None,
             split: StageSplit::default(),
             rematerialise: false,
             meshes: Vec::new(),
@@ -101,7 +131,8 @@ impl Pipeline {
             PipelineSplit::Measured => StageSplit::Measured,
         };
         let (pairs, concat) = (config.pairs.get(), config.concat.into());
-        Ok(Self { order, chunks, warmup, pairs, concat, split, ..Self::default() })
+        let memory = config.schedule_memory.get();
+        Ok(Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() })
     }
 
     /// What the schedule is called.
@@ -118,8 +149,18 @@ impl Pipeline {
         matches!(self.order, PipelineOrder::Named(NamedSchedule::OneFOneB))
     }
 
+    /// Whether the schedule is searched for, which needs the costs of the model's instances.
+    pub(crate) fn is_searched(&self) -> bool {
+        matches!(self.order, PipelineOrder::Named(NamedSchedule::ZbAuto))
+    }
+
     /// The schedule for this many stage groups.
-    pub(crate) fn schedule(&self, stage_groups: usize, microbatches: usize) -> Result<Schedule> {
+    fn schedule(
+        &self,
+        model: &Model,
+        stage_groups: usize,
+        microbatches: usize,
+    ) -> Result<Schedule> {
         match &self.order {
             PipelineOrder::Named(named) => {
                 let shape = ScheduleShape {
@@ -129,8 +170,14 @@ impl Pipeline {
                     warmup: self.warmup,
                     pairs: self.pairs,
                     concat: self.concat,
+                    memory: self.memory,
+                    until_w: 1.0,
                 };
-                Ok(named.build(shape)?)
+                if !self.is_searched() {
+                    return Ok(named.build(shape)?);
+                }
+                let (costs, until_w) = self.stage_costs(model, stage_groups)?;
+                Ok(named.build_for(ScheduleShape { until_w, ..shape }, &costs)?)
             }
             PipelineOrder::Own(schedule) => {
                 let chunks = self.chunks.unwrap_or(schedule.chunks());
@@ -187,7 +234,7 @@ impl Pipeline {
         stage_groups: usize,
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
-        let schedule = self.schedule(stage_groups, microbatches)?;
+        let schedule = self.schedule(model, stage_groups, microbatches)?;
         // The message speaks of stage groups and chunks if that is how stages were counted.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
         if stages == stage_groups * chunks {
@@ -195,6 +242,30 @@ impl Pipeline {
         }
         let stages = self.stages(model, stages)?;
         Ok((schedule, stages))
+    }
+
+    /// The times of stages, and the ratio of what is kept until W and until B. If nothing was measured, FLOPs count,
+    /// and each of F, B and W takes as long.
+    fn stage_costs(&self, model: &Model, stages: usize) -> Result<(TurnCosts, f64)> {
+        let instances = model.instances();
+        let by_flops = || {
+            let flops = |segment: usize| model.segments()[segment].flops() as f64;
+            instances.iter().map(|i| InstanceCosts::even(flops(i.segment))).collect()
+        };
+        let costs = self.costs.clone().unwrap_or_else(by_flops);
+        let sum = |range: Range<usize>, part: fn(&InstanceCosts) -> f64| -> f64 {
+            costs[range].iter().map(part).sum()
+        };
+        let times = |range: &Range<usize>| Times {
+            f: sum(range.clone(), |c| c.times.f),
+            b: sum(range.clone(), |c| c.times.b),
+            w: sum(range.clone(), |c| c.times.w),
+        };
+        let times = self.stages(model, stages)?.iter().map(times).collect();
+        let all = 0..costs.len();
+        let until_b = sum(all.clone(), |c| c.until_b);
+        let until_w = if until_b > 0.0 { sum(all, |c| c.until_w) / until_b } else { 1.0 };
+        Ok((TurnCosts::uneven(times, 0.0)?, until_w))
     }
 
     /// For each stage: its instances.

@@ -4,33 +4,35 @@
 //! other rank. Ranks that do the same are one class: the plan of one of them is checked, and stands for
 //! all.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
 use phalanx_ir::Model;
 use phalanx_script::{
     Class, ClassMember, Inference, MemoryPlan, Moved, Plan, RankPlace, Route, Script,
-    ScriptBuilder, ScriptError, ScriptKey, State, StateKey, TrainingScript, World, check_classes,
-    eval_script, saving_script, traffic_of_class, train_script,
+    ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, average_script,
+    check_classes, eval_script, saving_script, traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
-use super::save;
+use super::save::Writers;
 use phalanx_error::Result;
 
 /// Makes the plans of ranks from what they have in common.
 pub struct Planner<'a> {
     /// The programs.
     pub(crate) lowered: &'a Lowered,
-    train: World<'a>,
-    /// What the ranks have in common when a model is run forward, by the key of its script.
-    forward: BTreeMap<ScriptKey, World<'a>>,
+    /// By replica.
+    train: Vec<World<'a>>,
+    /// What the ranks of each replica have in common when a model is run forward, by the key of its
+    /// script.
+    forward: BTreeMap<ScriptKey, Vec<World<'a>>>,
     /// One plan for each class of ranks, made when first needed.
     classes: OnceLock<Vec<ClassPlan>>,
-    /// For each rank: the state that it writes when the session is saved.
-    writers: OnceLock<Vec<BTreeSet<StateKey>>>,
+    /// Who writes what when the session is saved.
+    writers: OnceLock<Writers>,
 }
 
 /// Ranks that do the same, and the plan of the first of them.
@@ -39,6 +41,8 @@ pub struct ClassPlan {
     pub ranks: Vec<usize>,
     /// Where they are.
     places: Vec<RankPlace>,
+    /// Their replica.
+    replica: usize,
     /// The first one's plan.
     pub plan: Plan,
 }
@@ -46,10 +50,15 @@ pub struct ClassPlan {
 impl<'a> Planner<'a> {
     /// Finds what the ranks of a session have in common.
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
-        let train = World::new(&lowered.model, lowered.stage_groups(), lowered.library.clone())?;
-        let mut forward = BTreeMap::new();
-        for (key, model, stage_groups) in lowered.forwards() {
-            forward.insert(key, World::new(model, stage_groups, lowered.library.clone())?);
+        let mut train = Vec::new();
+        let mut forward: BTreeMap<ScriptKey, Vec<World<'a>>> = BTreeMap::new();
+        for replica in 0..lowered.replicas() {
+            let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
+            train.push(World::new(&lowered.model, stage_groups, library.clone())?);
+            for (key, model, stage_groups) in lowered.forwards(replica) {
+                let world = World::new(model, stage_groups, library.clone())?;
+                forward.entry(key).or_default().push(world);
+            }
         }
         Ok(Self { lowered, train, forward, classes: OnceLock::new(), writers: OnceLock::new() })
     }
@@ -61,6 +70,7 @@ impl<'a> Planner<'a> {
             (ScriptKey::Train, trains),
             (ScriptKey::SaveAndTrain, trains && saves),
             (ScriptKey::Save, trains && saves),
+            (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
         ];
         let train = train.into_iter().filter(|(_, wanted)| *wanted).map(|(key, _)| key);
         train.chain(self.forward.keys().copied()).collect()
@@ -68,30 +78,36 @@ impl<'a> Planner<'a> {
 
     /// The model that a script runs.
     pub fn model(&self, key: ScriptKey) -> &'a Model {
-        self.world(key).model
+        self.world(key, 0).model
     }
 
-    fn world(&self, key: ScriptKey) -> &World<'a> {
-        self.forward.get(&key).unwrap_or(&self.train)
+    fn world(&self, key: ScriptKey, replica: usize) -> &World<'a> {
+        &self.forward.get(&key).unwrap_or(&self.train)[replica]
     }
 
     /// What a rank keeps from step to step.
     pub fn state(&self, rank: usize) -> Result<State> {
-        self.state_at(self.lowered.place(rank))
+        self.state_at(self.find(rank))
     }
 
-    fn state_at(&self, at: RankPlace) -> Result<State> {
+    /// The replica of a rank, and its place there.
+    fn find(&self, rank: usize) -> ReplicaPlace {
+        ReplicaPlace { replica: self.lowered.replica(rank), at: self.lowered.place(rank) }
+    }
+
+    fn state_at(&self, place: ReplicaPlace) -> Result<State> {
         let weights = self.lowered.settings.precision.weights;
+        let ReplicaPlace { replica, at } = place;
         Ok(match self.lowered.trains {
-            true => self.training(at).state()?,
-            false => Inference { world: &self.train, at, weights }.state()?,
+            true => self.training(place).state()?,
+            false => Inference { world: &self.train[replica], at, weights }.state()?,
         })
     }
 
     /// A rank's plan, with every script that a session can run. The checks of its class hold for
     /// it.
     pub fn plan(&self, rank: usize) -> Result<Plan> {
-        let at = self.lowered.place(rank);
+        let at = self.find(rank);
         let classes = self.classes.get().map_or(&[][..], Vec::as_slice);
         match classes.iter().find(|class| class.ranks.contains(&rank)) {
             None => self.plan_at(at),
@@ -102,21 +118,21 @@ impl<'a> Planner<'a> {
 
     /// A rank's script of a training step.
     pub fn train_script(&self, rank: usize) -> Result<Script> {
-        let training = self.training(self.lowered.place(rank));
+        let training = self.training(self.find(rank));
         Ok(train_script(&training, &training.state()?)?)
     }
 
-    /// For each rank: the state that it writes when the session is saved.
-    pub(crate) fn writers(&self) -> Result<&[BTreeSet<StateKey>]> {
+    /// Who writes what when the session is saved.
+    pub(crate) fn writers(&self) -> Result<&Writers> {
         if let Some(known) = self.writers.get() {
             return Ok(known);
         }
-        let found = save::writers(self)?;
+        let found = Writers::new(self)?;
         Ok(self.writers.get_or_init(|| found))
     }
 
     /// The builder of a rank's scripts.
-    pub(crate) fn scripts(&self, at: RankPlace) -> impl ScriptBuilder + '_ {
+    fn scripts(&self, at: ReplicaPlace) -> impl ScriptBuilder + '_ {
         RankScripts { planner: self, at }
     }
 
@@ -125,13 +141,15 @@ impl<'a> Planner<'a> {
         if let Some(known) = self.classes.get() {
             return Ok(known);
         }
-        let classes = self.train.classes().into_iter().map(|places| {
-            let rank = |at: &RankPlace| self.train.stage_groups[at.stage_group].ranks[at.place];
-            let ranks = places.iter().map(rank).collect();
-            let plan = self.plan_at(places[0])?;
-            Ok(ClassPlan { ranks, places, plan })
-        });
-        let classes = classes.collect::<Result<Vec<ClassPlan>>>()?;
+        let mut classes = Vec::new();
+        for (replica, world) in self.train.iter().enumerate() {
+            for places in world.classes() {
+                let rank = |at: &RankPlace| world.stage_groups[at.stage_group].ranks[at.place];
+                let ranks = places.iter().map(rank).collect();
+                let plan = self.plan_at(ReplicaPlace { replica, at: places[0] })?;
+                classes.push(ClassPlan { ranks, places, replica, plan });
+            }
+        }
         Ok(self.classes.get_or_init(|| classes))
     }
 
@@ -140,9 +158,9 @@ impl<'a> Planner<'a> {
     pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
         let (classes, mut moved) = (self.classes()?, BTreeMap::new());
         for key in self.keys() {
-            let world = self.world(key);
-            let all: Vec<Class<'_>> =
-                classes.iter().filter_map(|class| class.of(key, world)).collect();
+            let all: Vec<Class<'_>> = (classes.iter())
+                .filter_map(|class| class.of(key, self.world(key, class.replica)))
+                .collect();
             check_classes(&all)?;
             if key == ScriptKey::Train {
                 moved = all.iter().flat_map(traffic_of_class).collect();
@@ -155,7 +173,7 @@ impl<'a> Planner<'a> {
     pub(crate) fn digest(&self) -> Result<u64> {
         let (mut hasher, settings) = (DefaultHasher::new(), &self.lowered.settings);
         let numbers = (settings.precision, settings.optimizer, settings.clip, settings.seed);
-        format!("{numbers:?}").hash(&mut hasher);
+        format!("{numbers:?} {:?}", settings.scaling).hash(&mut hasher);
         for class in self.classes()? {
             class.ranks.hash(&mut hasher);
             for (key, planned) in class.plan.scripts() {
@@ -171,7 +189,7 @@ impl<'a> Planner<'a> {
         Ok(hasher.finish())
     }
 
-    fn plan_at(&self, at: RankPlace) -> Result<Plan> {
+    fn plan_at(&self, at: ReplicaPlace) -> Result<Plan> {
         let mut plan = Plan::new(self.state_at(at)?)?;
         let scripts = self.scripts(at);
         for key in self.keys() {
@@ -180,14 +198,15 @@ impl<'a> Planner<'a> {
         Ok(plan)
     }
 
-    fn training(&self, at: RankPlace) -> TrainingScript<'_> {
+    fn training(&self, place: ReplicaPlace) -> TrainingScript<'_> {
         let settings = &self.lowered.settings;
         TrainingScript {
-            world: &self.train,
-            at,
+            world: &self.train[place.replica],
+            at: place.at,
             precision: settings.precision,
             optimizer: settings.optimizer,
             clip: settings.clip,
+            scaling: settings.scaling,
         }
     }
 }
@@ -215,10 +234,17 @@ impl ClassPlan {
     }
 }
 
+/// A rank: its replica, and its place there.
+#[derive(Clone, Copy)]
+struct ReplicaPlace {
+    replica: usize,
+    at: RankPlace,
+}
+
 /// The scripts of one rank.
 struct RankScripts<'p> {
     planner: &'p Planner<'p>,
-    at: RankPlace,
+    at: ReplicaPlace,
 }
 
 impl ScriptBuilder for RankScripts<'_> {
@@ -228,9 +254,16 @@ impl ScriptBuilder for RankScripts<'_> {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
             (ScriptKey::SaveAndTrain, _) => saving_script(&planner.training(at), state),
             (ScriptKey::Save, _) => Ok(state.save_script()),
-            (_, Some(world)) => {
+            (ScriptKey::Average, _) => {
+                let lowered = planner.lowered;
+                let states = lowered.settings.parallel.replicas.is_some_and(|own| own.states);
+                let ranks = lowered.replica_ranks(at.at.stage_group);
+                average_script(&planner.training(at), state, &ranks, states)
+            }
+            (_, Some(worlds)) => {
                 let weights = planner.lowered.settings.precision.weights;
-                eval_script(&Inference { world, at, weights }, state)
+                let world = &worlds[at.replica];
+                eval_script(&Inference { world, at: at.at, weights }, state)
             }
             (key, _) => Err(ScriptError::Schedule(format!("a session has no script {key:?}"))),
         }

@@ -6,23 +6,28 @@ use std::ops::Range;
 use phalanx_checkpoint::Checkpoint;
 use phalanx_ir::{DType, Param};
 use phalanx_models::hf::WeightTensor;
-use phalanx_script::{Optimizer, StateKind};
+use phalanx_script::{Optimizer, Scalar, StateKind};
 
 use super::save::{FULL, kind_name};
 use super::store::ReadParam;
 use phalanx_error::{Error, Problem, Result};
 
-/// Reads state in ranges of row-major indices of a parameter, one range after the other, as bytes of
-/// an element type; nothing if that kind of state starts with zeros.
+/// Reads state in ranges of row-major indices of a replica's parameter, one range after the other, as
+/// bytes of an element type; nothing if that kind of state starts with zeros.
 pub trait StateSource: Sync {
     /// Reads values of a state.
     fn read(
         &self,
-        param: &Param,
+        of: (&Param, usize),
         kind: StateKind,
         ranges: &[Range<usize>],
         dtype: DType,
     ) -> Result<Option<Vec<u8>>>;
+
+    /// A number that ranks keep beside parameters; nothing if it starts with its first value.
+    fn scalar(&self, _scalar: &Scalar) -> Result<Option<f64>> {
+        Ok(None)
+    }
 }
 
 /// Weights of a new run; everything else starts with zeros.
@@ -31,7 +36,7 @@ pub(crate) struct NewRun<'a>(pub(crate) &'a ReadParam<'a>);
 impl StateSource for NewRun<'_> {
     fn read(
         &self,
-        param: &Param,
+        (param, _): (&Param, usize),
         kind: StateKind,
         ranges: &[Range<usize>],
         dtype: DType,
@@ -55,7 +60,9 @@ impl<'a> Restored<'a> {
         checkpoint: &'a Checkpoint,
         params: &[Param],
         optimizer: &Optimizer,
+        replicas: usize,
     ) -> Result<Self> {
+        check_replicas(checkpoint, replicas)?;
         let (path, names) = (checkpoint.path().display(), optimizer.state_names());
         let known: BTreeSet<&str> = names.iter().copied().chain([FULL]).collect();
         for param in params {
@@ -98,7 +105,7 @@ impl<'a> Restored<'a> {
 impl StateSource for Restored<'_> {
     fn read(
         &self,
-        param: &Param,
+        (param, replica): (&Param, usize),
         kind: StateKind,
         ranges: &[Range<usize>],
         dtype: DType,
@@ -107,14 +114,54 @@ impl StateSource for Restored<'_> {
             return Ok(None);
         }
         let kind = kind_name(kind, self.names);
-        let (stored, bytes) = self.checkpoint.read(&param.name, kind, ranges)?;
-        if stored == dtype {
-            return Ok(Some(bytes));
-        }
-        let count = bytes.len() / stored.size();
-        let values = WeightTensor::from_bytes(vec![count], stored, &bytes);
-        Ok(values.to_bytes(0..count, dtype))
+        // Replicas that begin apart begin with the same state.
+        let replica = replica.min(self.checkpoint.replicas() - 1);
+        read_as(self.checkpoint, (&param.name, kind, replica), ranges, dtype).map(Some)
     }
+
+    fn scalar(&self, scalar: &Scalar) -> Result<Option<f64>> {
+        let found = self.checkpoint.manifest().scalars.get(scalar.name());
+        let missing = || no_scalar(self.checkpoint.path(), scalar.name());
+        found.map(|value| Some(*value)).ok_or_else(missing)
+    }
+}
+
+/// Replicas that train by themselves differ, so each goes on with its own state.
+fn check_replicas(checkpoint: &Checkpoint, replicas: usize) -> Result<()> {
+    let (path, found) = (checkpoint.path().display(), checkpoint.replicas());
+    if found == 1 || found == replicas {
+        return Ok(());
+    }
+    let here = match replicas {
+        1 => "this run has none that train by themselves".to_owned(),
+        count => format!("this run has {count}"),
+    };
+    let problem = Problem::new(format!("{path} holds {found} replicas; {here}"));
+    let fix = format!("--set parallel.dp={found}, with parallel.sync as that run had it");
+    Err(Error::refused(problem.because("each replica goes on with its own weights").fix(fix)))
+}
+
+/// A scalar that this run keeps and the checkpoint lacks.
+fn no_scalar(path: &std::path::Path, name: &str) -> Error {
+    let what = format!("{} has no `{name}`, which this run keeps", path.display());
+    let problem = Problem::new(what).because("its run did not compute in f16");
+    Error::refused(problem.fix("go on with the precision of that run (precision.compute)"))
+}
+
+/// Elements of one kind of a parameter's state of a replica in a checkpoint, as bytes of an element type.
+pub fn read_as(
+    checkpoint: &Checkpoint,
+    (param, kind, replica): (&str, &str, usize),
+    ranges: &[Range<usize>],
+    dtype: DType,
+) -> Result<Vec<u8>> {
+    let (stored, bytes) = checkpoint.read_of(param, kind, replica, ranges)?;
+    if stored == dtype {
+        return Ok(bytes);
+    }
+    let count = bytes.len() / stored.size();
+    let values = WeightTensor::from_bytes(vec![count], stored, &bytes);
+    Ok(values.to_bytes(0..count, dtype).expect("the range is that of all values"))
 }
 
 fn other_model(what: String) -> Error {

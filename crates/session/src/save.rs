@@ -1,51 +1,83 @@
-//! A rank's part of a checkpoint: which state it writes, into which file, and how far that is.
+//! A rank's part of what a session saves: which state it writes, into which files, and how far that is.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod files;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use phalanx_checkpoint::{FileSummary, FileWriter, Header, ParamBlock, PlacedEntry, SavedEntry};
-use phalanx_engine::DiskStore;
-use phalanx_script::{BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind};
+use phalanx_checkpoint::{FileSummary, FileWriter};
+use phalanx_script::{PlannedScript, ScriptKey, State, StateKey, StateKind};
 
+use super::Session;
 use super::command::{Command, Reply};
+use super::copies::{CopyPlan, Holders, Stores, kept_name, sent_name};
 use super::planner::Planner;
-use super::{Lowered, Session};
+pub(crate) use files::RankFiles;
+use files::{FilePlan, RankFile};
 use phalanx_error::{Error, Problem, Result};
+
+/// Where a session is saved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SaveTargets<'a> {
+    /// The folder of a checkpoint.
+    pub folder: Option<&'a Path>,
+    /// Copies in the memory of hosts, after so many steps.
+    pub copy: Option<u64>,
+}
+
+/// What was written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SavedFiles {
+    /// Files of a checkpoint.
+    pub disk: Vec<FileSummary>,
+    /// Files of a copy.
+    pub copies: Vec<FileSummary>,
+    /// The files of a copy of which one each is needed.
+    pub needs: Vec<Vec<String>>,
+}
 
 /// Saving a session.
 impl Session {
-    /// Lets every rank save its part of the state in the folder of a checkpoint, beside the next
-    /// step; [`Session::saved`] gives the files.
-    pub fn save_beside_next_step(&mut self, folder: &Path) -> Result<()> {
-        self.ranks.ask(Command::Save { folder, now: false }).map(drop)
+    /// Lets every rank save its part of the state beside the next step; [`Session::saved`] gives the
+    /// files.
+    pub fn save_beside_next_step(&mut self, to: SaveTargets<'_>) -> Result<()> {
+        self.ranks.ask(Command::Save { to, now: false }).map(drop)
     }
 
     /// The same at once.
-    pub fn save_now(&mut self, folder: &Path) -> Result<()> {
-        self.ranks.ask(Command::Save { folder, now: true }).map(drop)
+    pub fn save_now(&mut self, to: SaveTargets<'_>) -> Result<()> {
+        self.ranks.ask(Command::Save { to, now: true }).map(drop)
     }
 
-    /// Waits until all that was saved is on the disk; gives the files.
-    pub fn saved(&mut self) -> Result<Vec<FileSummary>> {
-        let answers = self.ranks.ask(Command::Saved)?;
-        Ok(answers.into_iter().filter_map(Reply::into_saved).collect())
+    /// The numbers that ranks keep beside parameters, by name: a checkpoint's manifest holds them.
+    pub fn scalars(&mut self) -> Result<BTreeMap<String, f64>> {
+        let answers = self.ranks.ask(Command::Scalars)?;
+        Ok(answers.into_iter().flat_map(Reply::into_scalars).collect())
+    }
+
+    /// Waits until all that was saved outlives its process; gives the files.
+    pub fn saved(&mut self) -> Result<SavedFiles> {
+        let mut all = SavedFiles::default();
+        for files in self.ranks.ask(Command::Saved)?.into_iter().map(Reply::into_saved) {
+            all.disk.extend(files.disk);
+            all.copies.extend(files.copies);
+            all.needs = files.needs;
+        }
+        Ok(all)
     }
 }
 
 /// The kind of a parameter's value in full precision, in checkpoints.
 pub const FULL: &str = "master";
 
-/// Entries begin at a multiple of this.
-const ALIGN: usize = 64;
+/// What two ranks that hold the same have in common: replica and stage group, state, block and first
+/// element.
+type Content = ((usize, usize), StateKey, usize, usize);
 
-/// What two ranks that hold the same have in common: stage group, state, block and first element.
-type Content = (usize, StateKey, usize, usize);
-
-/// For each rank: the state that it writes. State that several ranks hold is written by one of them;
-/// the work is spread evenly.
-pub(crate) fn writers(planner: &Planner<'_>) -> Result<Vec<BTreeSet<StateKey>>> {
+/// Pieces of state with the ranks that hold them, the largest first.
+fn holders(planner: &Planner<'_>) -> Result<Vec<Holders>> {
     let lowered = planner.lowered;
     let mut held: BTreeMap<Content, (usize, Vec<usize>)> = BTreeMap::new();
     for rank in 0..lowered.ranks() {
@@ -57,40 +89,86 @@ pub(crate) fn writers(planner: &Planner<'_>) -> Result<Vec<BTreeSet<StateKey>>> 
                 continue;
             }
             let block = ranks.mesh.shard(ranks.rank, &unit.blocks);
-            let same = (at.stage_group, key, block, range.elements.start);
+            let group = (lowered.replica(rank), at.stage_group);
+            let same = (group, key, block, range.elements.start);
             let bytes = range.elements.len() * range.dtype.size();
             held.entry(same).or_insert((bytes, Vec::new())).1.push(rank);
         }
     }
-    let mut all: Vec<(StateKey, usize, Vec<usize>)> =
+    let mut all: Vec<Holders> =
         held.into_iter().map(|((_, key, ..), (bytes, ranks))| (key, bytes, ranks)).collect();
-    // The largest first, each to the holder that has the least to write so far.
     all.sort_by_key(|(_, bytes, _)| std::cmp::Reverse(*bytes));
-    let mut load = vec![0; lowered.ranks()];
-    let mut writers = vec![BTreeSet::new(); lowered.ranks()];
-    for (key, bytes, ranks) in all {
-        let least = ranks.into_iter().min_by_key(|&rank| load[rank]);
-        let writer = least.expect("what is listed is held by a rank");
-        load[writer] += bytes;
-        writers[writer].insert(key);
+    Ok(all)
+}
+
+/// Who writes what: to checkpoints, and to copies if hosts keep them.
+pub(crate) struct Writers {
+    /// For each rank: the state that it writes to a checkpoint. State that several ranks hold is written
+    /// by one of them; the work is spread evenly.
+    disk: Vec<BTreeSet<StateKey>>,
+    copies: Option<(Stores, CopyPlan)>,
+}
+
+impl Writers {
+    pub(crate) fn new(planner: &Planner<'_>) -> Result<Self> {
+        let (all, ranks) = (holders(planner)?, planner.lowered.ranks());
+        let mut load = vec![0; ranks];
+        let mut disk = vec![BTreeSet::new(); ranks];
+        // Each to the holder that has the least to write so far.
+        for (key, bytes, holders) in &all {
+            let least = holders.iter().copied().min_by_key(|&rank| load[rank]);
+            let writer = least.expect("what is listed is held by a rank");
+            load[writer] += bytes;
+            disk[writer].insert(*key);
+        }
+        let stores = Stores::find().filter(Stores::are_several);
+        let copies = stores.map(|stores| {
+            let plan = CopyPlan::new(&all, ranks, |rank| stores.host_of(rank));
+            (stores, plan)
+        });
+        Ok(Self { disk, copies })
     }
-    Ok(writers)
 }
 
-/// A rank's part of the checkpoints of a session.
+/// A rank's part of what a session saves.
 pub(crate) struct Saves {
-    name: String,
-    header: Header,
-    /// For each script that saves: where in the file the copies go, by their place in the tier `Disk`;
-    /// nowhere if another rank writes them.
-    places: BTreeMap<ScriptKey, Places>,
-    /// The file that the next step writes.
-    waiting: Option<Arc<RankFile>>,
-    /// The file that is written, until it is on the disk.
-    finishing: Option<JoinHandle<Result<FileSummary>>>,
+    disk: FilePlan,
+    copies: Option<CopyFiles>,
+    /// What the next step writes.
+    waiting: Option<Arc<RankFiles>>,
+    /// What is written, until it outlives this process.
+    finishing: Option<JoinHandle<Result<SavedFiles>>>,
 }
 
-type Places = HashMap<usize, Option<u64>>;
+/// A rank's part of copies.
+struct CopyFiles {
+    stores: Stores,
+    host: usize,
+    /// What goes to the buddy too, and what does not.
+    sent: FilePlan,
+    kept: FilePlan,
+    needs: Vec<Vec<String>>,
+}
+
+impl CopyFiles {
+    /// Begins the files of a copy after a step.
+    fn open(&self, step: u64, script: ScriptKey) -> Result<Vec<RankFile>> {
+        let mut files = Vec::new();
+        for (plan, buddy) in [(&self.sent, true), (&self.kept, false)] {
+            let FilePlan { name, header, .. } = plan;
+            if header.placed.is_empty() {
+                continue;
+            }
+            let encoded = header.encode();
+            let bytes = (encoded.len() + header.data) as u64;
+            let sink = self.stores.sink((self.host, buddy), (step, name, bytes))?;
+            let place = Path::new("the hosts' copies").join(name);
+            let writer = FileWriter::over(&place, name, header, &encoded, Box::new(sink))?;
+            files.push(plan.file(writer, script));
+        }
+        Ok(files)
+    }
+}
 
 impl Saves {
     /// Finds out what a rank writes, from its plan.
@@ -100,48 +178,41 @@ impl Saves {
         state: &State,
         scripts: impl Iterator<Item = (ScriptKey, &'p Arc<PlannedScript>)>,
     ) -> Result<Self> {
-        let own = &planner.writers()?[rank];
-        let blocks = Blocks::new(planner.lowered, rank);
-        let names = planner.lowered.settings.optimizer.state_names();
-        let (mut at, mut placed, mut offsets) = (0_usize, Vec::new(), BTreeMap::new());
-        let table = state.script();
-        for (key, held) in state.saved().filter(|(key, _)| own.contains(key)) {
-            let kind = kind_name(key.kind, names);
-            for member in &state.units[key.unit].members {
-                let (elements, first) = held.part(member);
-                if elements.is_empty() {
-                    continue;
-                }
-                let entry = SavedEntry {
-                    param: planner.lowered.model.params()[member.param].name.clone(),
-                    kind: kind.to_owned(),
-                    version: 0,
-                    replica: 0,
-                    block: blocks.of(member.param),
-                    elements,
-                };
-                let dtype = held.dtype;
-                placed.push(PlacedEntry { entry, dtype, at: at + first * dtype.size() });
-            }
-            offsets.insert(key, at as u64);
-            let bytes = table.buffers[held.buffer.0].bytes;
-            at = (at + bytes).next_multiple_of(ALIGN);
-        }
-        let places = scripts.filter(|(key, _)| saves(*key));
-        let places = places.map(|(key, planned)| (key, places_in(planned, &offsets))).collect();
-        let name = format!("rank-{rank:04}.safetensors");
-        let header = Header::new(placed, at);
-        Ok(Self { name, header, places, waiting: None, finishing: None })
+        let scripts: Vec<_> = scripts.collect();
+        let writers = planner.writers()?;
+        let plan = |name: String, own| {
+            FilePlan::new(planner, rank, (name, own), state, scripts.iter().copied())
+        };
+        let disk = plan(format!("rank-{rank:04}.safetensors"), &writers.disk[rank]);
+        let copies = writers.copies.as_ref().map(|(stores, copies)| CopyFiles {
+            stores: stores.clone(),
+            host: stores.host_of(rank),
+            sent: plan(sent_name(rank), &copies.sent[rank]),
+            kept: plan(kept_name(rank), &copies.kept[rank]),
+            needs: copies.needs.clone(),
+        });
+        Ok(Self { disk, copies, waiting: None, finishing: None })
     }
 
-    /// Creates the file of a checkpoint, for a script; gives the store that the engine writes to.
-    pub(crate) fn open(&mut self, folder: &Path, script: ScriptKey) -> Result<Arc<RankFile>> {
+    /// Begins the files that a script writes; gives the store that the engine writes to.
+    pub(crate) fn open(
+        &mut self,
+        to: SaveTargets<'_>,
+        script: ScriptKey,
+    ) -> Result<Arc<RankFiles>> {
         self.finishing = None;
-        let writer = FileWriter::create(folder, &self.name, &self.header)?;
-        let places = self.places.get(&script).cloned().unwrap_or_default();
-        let file = Arc::new(RankFile { writer, places });
-        self.waiting = Some(file.clone());
-        Ok(file)
+        let disk = to.folder.map(|folder| {
+            let writer = FileWriter::create(folder, &self.disk.name, &self.disk.header)?;
+            Ok::<_, Error>(self.disk.file(writer, script))
+        });
+        let copies = match (to.copy, &self.copies) {
+            (Some(step), Some(copies)) => copies.open(step, script)?,
+            _ => Vec::new(),
+        };
+        let needs = self.copies.as_ref().map(|copies| copies.needs.clone()).unwrap_or_default();
+        let files = Arc::new(RankFiles { disk: disk.transpose()?, copies, needs });
+        self.waiting = Some(files.clone());
+        Ok(files)
     }
 
     /// Whether the next step saves.
@@ -149,19 +220,18 @@ impl Saves {
         self.waiting.is_some()
     }
 
-    /// All copies have ended: the file goes to the disk, while the next step runs.
+    /// All copies have ended: the files go to the disk or to hosts, while the next step runs.
     pub(crate) fn finish(&mut self) {
-        if let Some(file) = self.waiting.take() {
-            let sync = move || file.writer.finish();
-            self.finishing = Some(std::thread::spawn(sync));
+        if let Some(files) = self.waiting.take() {
+            self.finishing = Some(std::thread::spawn(move || files.finish()));
         }
     }
 
-    /// Waits until the file is on the disk.
-    pub(crate) fn finished(&mut self) -> Result<Option<FileSummary>> {
-        let Some(thread) = self.finishing.take() else { return Ok(None) };
+    /// Waits until the files outlive this process.
+    pub(crate) fn finished(&mut self) -> Result<SavedFiles> {
+        let Some(thread) = self.finishing.take() else { return Ok(SavedFiles::default()) };
         let gone = || Error::failed(Problem::new("the thread that saves ended early"));
-        thread.join().unwrap_or_else(|_| Err(gone())).map(Some)
+        thread.join().unwrap_or_else(|_| Err(gone()))
     }
 }
 
@@ -179,139 +249,5 @@ pub(crate) fn kind_name(kind: StateKind, optimizer: &'static [&'static str]) -> 
     }
 }
 
-fn places_in(planned: &PlannedScript, offsets: &BTreeMap<StateKey, u64>) -> Places {
-    let buffers = planned.script.buffers.iter().zip(&planned.memory.offsets);
-    let saved = buffers.filter_map(|(buffer, &at)| match &buffer.key {
-        BufferKey::Saved(key) => Some((at, offsets.get(key).copied())),
-        _ => None,
-    });
-    saved.collect()
-}
-
-/// A rank's file of a checkpoint, as an engine writes to it.
-pub(crate) struct RankFile {
-    writer: FileWriter,
-    places: Places,
-}
-
-impl DiskStore for RankFile {
-    fn write(&self, at: usize, bytes: &[u8]) -> std::result::Result<(), String> {
-        match self.places.get(&at) {
-            // Another rank writes its own copy of it.
-            Some(None) => Ok(()),
-            Some(Some(place)) => {
-                let written = self.writer.write(*place, bytes);
-                written.map_err(|error| {
-                    Problem::io("cannot write", self.writer.path(), &error).to_string()
-                })
-            }
-            None => Err(format!("nothing is saved at byte {at}")),
-        }
-    }
-}
-
-/// A rank's blocks of all parameters.
-struct Blocks<'a> {
-    lowered: &'a Lowered,
-    types: Vec<Option<phalanx_ir::TensorType>>,
-    ranks: RankOnMesh<'a>,
-}
-
-impl<'a> Blocks<'a> {
-    fn new(lowered: &'a Lowered, rank: usize) -> Self {
-        Self { lowered, types: lowered.param_types(rank), ranks: lowered.at(rank) }
-    }
-
-    fn of(&self, param: usize) -> ParamBlock {
-        let shape = &self.lowered.model.params()[param].shape;
-        let RankOnMesh { mesh, rank } = self.ranks;
-        match &self.types[param] {
-            None => ParamBlock::whole(shape),
-            Some(ty) => ParamBlock {
-                shape: shape.clone(),
-                start: (0..shape.len()).map(|dim| ty.global_index(mesh, rank, dim, 0)).collect(),
-                extent: ty.local_shape(mesh),
-            },
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use phalanx_config::{Config, Sources};
-    use phalanx_ir::random::Stream;
-
-    use super::*;
-    use crate::Settings;
-    use crate::network::Network;
-
-    /// How often each element of each kind of each parameter is written by the ranks of a layout.
-    fn written(sets: &[String]) -> BTreeMap<(String, String), Vec<u32>> {
-        let sources = Sources::default().preset("tiny").set("run.checkpoint_every=1");
-        let sources = sets.iter().fold(sources.set("model.layers=4"), |s, set| s.set(set.as_str()));
-        let loaded = Config::load(&sources).unwrap();
-        let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
-        let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
-        let planner = Planner::new(&lowered).unwrap();
-        let mut counts: BTreeMap<(String, String), Vec<u32>> = BTreeMap::new();
-        for rank in 0..lowered.ranks() {
-            let plan = planner.plan(rank).unwrap();
-            let saves = Saves::new(&planner, rank, plan.state(), plan.scripts()).unwrap();
-            for PlacedEntry { entry, .. } in &saves.header.placed {
-                let elements = entry.block.shape.iter().product();
-                let key = (entry.param.clone(), entry.kind.clone());
-                let count = counts.entry(key).or_insert_with(|| vec![0; elements]);
-                for run in entry.block.runs(&entry.elements) {
-                    count[run.global..run.global + run.len].iter_mut().for_each(|n| *n += 1);
-                }
-            }
-        }
-        counts
-    }
-
-    /// Each layout writes every element once, and a reader looks for global elements. So any layout
-    /// can be read by any other: 40 layouts are 1600 pairs.
-    #[test]
-    fn every_layout_writes_every_element_once() {
-        let random = Stream::named(12, "layouts");
-        let mut draws = 0;
-        let mut of = |values: &[&'static str]| {
-            draws += 1;
-            values[random.below(draws, values.len() as u64) as usize]
-        };
-        for _ in 0..40 {
-            let (dp, tp, pp) = (of(&["1", "2", "4"]), of(&["1", "2", "4"]), of(&["1", "2", "4"]));
-            let cp = of(&["1", "1", "2"]);
-            let mut sets = vec![
-                format!("parallel.dp={dp}"),
-                format!("parallel.tp={tp}"),
-                format!("parallel.cp={cp}"),
-                format!("parallel.pp={pp}"),
-                format!("parallel.zero={}", of(&["0", "1", "2", "3"])),
-                format!("model.tied={}", of(&["true", "false"])),
-                "train.microbatches=4".to_owned(),
-            ];
-            if tp != "1" {
-                sets.push(format!("parallel.sp={}", of(&["true", "false"])));
-            }
-            if pp != "1" {
-                let schedule = of(&["1f1b", "gpipe", "zb-h1", "interleaved"]);
-                let schedule =
-                    if pp == "4" && schedule == "interleaved" { "1f1b" } else { schedule };
-                sets.push(format!("parallel.schedule={schedule}"));
-            }
-            if of(&["f32", "bf16"]) == "bf16" {
-                sets.push("precision.weights=bf16".to_owned());
-                sets.push("precision.compute=bf16".to_owned());
-            }
-            let counts = written(&sets);
-            let kinds: BTreeSet<&str> = counts.keys().map(|(_, kind)| kind.as_str()).collect();
-            assert_eq!(kinds, BTreeSet::from(["exp_avg", "exp_avg_sq", FULL]), "{sets:?}");
-            for ((param, kind), count) in counts {
-                assert!(count.iter().all(|&n| n == 1), "{sets:?}: {param}/{kind}");
-            }
-        }
-    }
-}
+mod layout_tests;

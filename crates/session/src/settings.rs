@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
 use phalanx_ir::DType;
-use phalanx_script::{Category, Controller, EveryStep, MemoryPlan, Optimizer, Precision};
+use phalanx_script::{
+    Category, Controller, EveryStep, LossScaling, MemoryPlan, Optimizer, Precision, ScaleRule,
+};
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
-use super::pipeline::{PipelineOrder, StageSplit};
+use super::pipeline::{InstanceCosts, PipelineOrder, StageSplit};
+use super::replicas::BatchShare;
 use super::{Models, host, measure};
 use crate::host::GpuFacts;
-use phalanx_config::{Config, DeviceKind, OptimKind};
+use phalanx_config::{Config, DeviceKind, FloatKind, LossScale, OptimKind};
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 
@@ -24,6 +27,8 @@ pub struct Settings {
     pub optimizer: Optimizer,
     /// The largest gradient norm, if there is a limit.
     pub clip: Option<f64>,
+    /// How the loss is scaled, if it is.
+    pub scaling: Option<LossScaling>,
     /// The micro-batches of a batch.
     pub microbatches: usize,
     /// What the backward recomputes.
@@ -40,6 +45,8 @@ pub struct Settings {
     pub threads: usize,
     /// Which scripts a step runs.
     pub controller: Arc<dyn Controller>,
+    /// The share of each batch that these ranks take; replicas take shares of it.
+    pub share: BatchShare,
     /// Whether the state can be saved.
     pub saves: bool,
 }
@@ -51,17 +58,19 @@ pub enum MemoryLimit {
     Asked(u64),
     /// The machine, with the memory that is free now.
     Machine(Machine),
+    /// A GPU, with the memory that is free now, and how many ranks share it at most.
+    Gpu(Machine, usize),
 }
 
 impl MemoryLimit {
-    /// The free memory of where programs run. Refused if there is no such device.
-    pub fn of(device: DeviceKind) -> Result<Option<Self>> {
+    /// The free memory of where the programs of this many ranks run. Refused if there is no such device.
+    pub fn of(device: DeviceKind, ranks: usize) -> Result<Option<Self>> {
         Ok(match device {
             DeviceKind::Cpu => Self::of_machine(),
             DeviceKind::Cuda => {
                 let GpuFacts { free, total, .. } = host::gpu()?;
-                let machine = Machine { total: total as u64, available: free as u64 };
-                Some(MemoryLimit::Machine(machine))
+                let memory = Machine { total: total as u64, available: free as u64 };
+                Some(MemoryLimit::Gpu(memory, host::gpus(ranks)?.1))
             }
         })
     }
@@ -70,7 +79,7 @@ impl MemoryLimit {
     pub fn asked(self) -> Option<usize> {
         match self {
             MemoryLimit::Asked(bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
-            MemoryLimit::Machine(_) => None,
+            MemoryLimit::Machine(_) | MemoryLimit::Gpu(..) => None,
         }
     }
 
@@ -80,7 +89,8 @@ impl MemoryLimit {
     }
 
     /// How a plan exceeds the limit, if it does: the largest rank takes `rank` bytes, all together
-    /// `all`. A limit that was asked for holds for each rank, the machine's for all of them.
+    /// `all`. A limit that was asked for holds for each rank, the machine's for all of them, and a GPU's for
+    /// those that share it.
     pub fn over(self, rank: usize, all: usize, memory: &MemoryPlan) -> Option<MemoryExcess> {
         let over = MemoryExcess { limit: self, rank, all, peaks: memory.peaks.clone() };
         (!self.allows(rank, all)).then_some(over)
@@ -88,9 +98,20 @@ impl MemoryLimit {
 
     /// Whether a plan fits.
     pub fn allows(self, rank: usize, all: usize) -> bool {
+        self.counted(rank, all) as u64
+            <= match self {
+                MemoryLimit::Asked(limit) => limit,
+                MemoryLimit::Machine(Machine { available, .. })
+                | MemoryLimit::Gpu(Machine { available, .. }, _) => available,
+            }
+    }
+
+    /// Which bytes of a plan the limit is compared with.
+    pub fn counted(self, rank: usize, all: usize) -> usize {
         match self {
-            MemoryLimit::Asked(limit) => rank as u64 <= limit,
-            MemoryLimit::Machine(machine) => all as u64 <= machine.available,
+            MemoryLimit::Asked(_) => rank,
+            MemoryLimit::Machine(_) => all,
+            MemoryLimit::Gpu(_, sharing) => rank.saturating_mul(sharing).min(all),
         }
     }
 }
@@ -114,10 +135,14 @@ impl MemoryExcess {
         let less = "more train.microbatches, train.recompute = \"full\", a shorter train.seq_len or a \
                     smaller model";
         let fix = match self.limit {
-            MemoryLimit::Machine(machine) if self.all as u64 <= machine.total => format!(
-                "end other programs; or {less}; to try anyway, --set run.memory_limit={}",
-                self.rank
-            ),
+            MemoryLimit::Machine(machine) | MemoryLimit::Gpu(machine, _)
+                if self.counted() as u64 <= machine.total =>
+            {
+                format!(
+                    "end other programs; or {less}; to try anyway, --set run.memory_limit={}",
+                    self.rank
+                )
+            }
             _ => less.to_owned(),
         };
         self.diagnostic().fix(fix)
@@ -134,24 +159,18 @@ impl MemoryExcess {
                 exact(self.rank as u64),
                 exact(limit)
             ),
-            MemoryLimit::Machine(Machine { total, available }) => {
-                let whose = if ranks > 1 { format!(" of {ranks} ranks") } else { String::new() };
-                let plan = format!("the plan{whose} takes {}", exact(self.all as u64));
-                match self.all as u64 <= total {
-                    true => format!(
-                        "{plan}; of the {} that this machine has, {} are free",
-                        bytes(total),
-                        exact(available)
-                    ),
-                    false => format!(
-                        "{plan}; this machine has {}, {} of them free",
-                        exact(total),
-                        bytes(available)
-                    ),
-                }
-            }
+            MemoryLimit::Machine(memory) => self.beside("this machine", memory, ranks),
+            MemoryLimit::Gpu(memory, sharing) => self.beside("the GPU", memory, ranks.min(sharing)),
         };
         let problem = Problem::new(message).because(self.categories(whose));
+        let users = match self.limit {
+            MemoryLimit::Gpu(..) => host::gpu_users(),
+            _ => None,
+        };
+        let problem = match users {
+            Some(users) => problem.because(format!("the GPU is also used by {users}")),
+            None => problem,
+        };
         match (self.limit, phalanx_sys::memory::address_space()) {
             (MemoryLimit::Machine(machine), Some(own)) if machine.total == own.total => problem
                 .because(format!(
@@ -160,6 +179,27 @@ impl MemoryExcess {
                 )),
             _ => problem,
         }
+    }
+
+    /// The plan of some ranks beside the memory that they share.
+    fn beside(&self, place: &str, Machine { total, available }: Machine, ranks: usize) -> String {
+        let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
+        let whose = if ranks > 1 { format!(" of {ranks} ranks") } else { String::new() };
+        let plan = format!("the plan{whose} takes {}", exact(self.counted() as u64));
+        match self.counted() as u64 <= total {
+            true => format!(
+                "{plan}; of the {} that {place} has, {} are free",
+                bytes(total),
+                exact(available)
+            ),
+            false => {
+                format!("{plan}; {place} has {}, {} of them free", exact(total), bytes(available))
+            }
+        }
+    }
+
+    fn counted(&self) -> usize {
+        self.limit.counted(self.rank, self.all)
     }
 
     /// The categories, the largest first.
@@ -183,6 +223,7 @@ impl Settings {
             precision: Precision { weights, grads: weights, state: weights },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
+            scaling: None,
             microbatches,
             recompute: Recompute::None,
             seed: 0,
@@ -191,37 +232,51 @@ impl Settings {
             device: DeviceKind::Cpu,
             threads,
             controller: Arc::new(EveryStep),
+            share: BatchShare::WHOLE,
             saves: false,
         }
     }
 
-    /// The same settings; if stages are split by measured costs, the costs are measured now. Two
-    /// measurements are never equal, so this makes all users of these settings split the model at
-    /// the same places.
+    /// The same settings; if stages are split by measured costs, or a schedule is searched for them, the
+    /// costs are measured now. Two measurements are never equal, so this makes all users of these settings split the
+    /// model at the same places.
     pub fn measured(mut self, models: &Models) -> Result<Self> {
-        if self.parallel.pipeline.split == StageSplit::Measured {
-            self.parallel.pipeline.split = StageSplit::Costs(measure::costs_of_job(models, &self)?);
+        let pipeline = &self.parallel.pipeline;
+        let splits = pipeline.split == StageSplit::Measured;
+        let searches = pipeline.is_searched() && pipeline.costs.is_none();
+        if !splits && !searches {
+            return Ok(self);
         }
+        let costs = measure::costs_of_job(models, &self)?;
+        let pipeline = &mut self.parallel.pipeline;
+        if splits {
+            pipeline.split = StageSplit::Costs(costs.iter().map(InstanceCosts::seconds).collect());
+        }
+        pipeline.costs = searches.then_some(costs).or(pipeline.costs.take());
         Ok(self)
     }
 
     /// The settings that a configuration asks for.
     pub fn new(config: &Config) -> Result<Self> {
         let optim = &config.optim;
-        let decay = optim.weight_decay.get();
+        let [beta1, beta2] = optim.betas.map(|beta| beta.get());
+        let (eps, decay) = (optim.eps.get(), optim.weight_decay.get());
         let optimizer = match optim.kind {
-            OptimKind::AdamW => Optimizer::AdamW {
-                beta1: optim.betas[0].get(),
-                beta2: optim.betas[1].get(),
-                eps: optim.eps.get(),
-                decay,
-            },
+            OptimKind::AdamW => Optimizer::AdamW { beta1, beta2, eps, decay },
+            OptimKind::Adam => Optimizer::Adam { beta1, beta2, eps, decay },
             OptimKind::Sgd => {
                 Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
             }
+            OptimKind::Lamb => Optimizer::Lamb { beta1, beta2, eps, decay },
+            OptimKind::Lion => Optimizer::Lion { beta1, beta2, decay },
+            // Files and options refuse it already; a configuration made in code can still have it.
+            OptimKind::Adafactor => {
+                let problem = Problem::new("optim.kind = \"adafactor\" is not built yet");
+                return Err(Error::refused(problem));
+            }
         };
         host::require(config.run.device)?;
-        let mut parallel = Parallel::new(&config.parallel)?;
+        let mut parallel = Parallel::new(&config.parallel, config.train.steps.get() as u64)?;
         parallel.pipeline.rematerialise =
             config.train.recompute == phalanx_config::RecomputeKind::Stage;
         if let PipelineOrder::Own(table) = &parallel.pipeline.order {
@@ -231,18 +286,23 @@ impl Settings {
             precision: precision(&config.precision),
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
+            scaling: scaling(&config.precision),
             microbatches: config.microbatches(),
             recompute: config.train.recompute.in_segments(),
             seed: config.run.seed,
             memory_limit: match config.run.memory_limit {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),
-                None => MemoryLimit::of(config.run.device)?,
+                None => MemoryLimit::of(config.run.device, config.parallel.ranks().get())?,
             },
+            controller: match parallel.replicas {
+                Some(replicas) => Arc::new(replicas),
+                None => Arc::new(EveryStep),
+            },
+            share: BatchShare::WHOLE,
             parallel,
             device: config.run.device,
             threads: config.run.threads.get(),
-            controller: Arc::new(EveryStep),
-            saves: config.run.saves(),
+            saves: config.run.saves() || config.run.copy_every > 0,
         })
     }
 }
@@ -253,6 +313,24 @@ fn precision(config: &phalanx_config::PrecisionConfig) -> Precision {
         grads: DType::from(config.grads),
         state: config.state(),
     }
+}
+
+/// How the loss is scaled, if programs compute in f16.
+fn scaling(config: &phalanx_config::PrecisionConfig) -> Option<LossScaling> {
+    if config.compute != FloatKind::F16 {
+        return None;
+    }
+    Some(match config.loss_scale {
+        LossScale::Fixed(scale) => LossScaling { initial: scale.get(), rule: None },
+        LossScale::Dynamic => LossScaling {
+            initial: 2f64.powi(config.initial_scale_power as i32),
+            rule: Some(ScaleRule {
+                window: config.loss_scale_window.get() as u64,
+                hysteresis: config.hysteresis.get() as u64,
+                least: config.min_loss_scale.get(),
+            }),
+        },
+    })
 }
 
 #[cfg(test)]
@@ -286,6 +364,10 @@ mod tests {
         let large = over(machine, 1, 9 << 30).unwrap().problem().to_string();
         assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
         assert!(!large.contains("run.memory_limit"), "{large}");
+        let gpu = MemoryLimit::Gpu(Machine { total: 8 << 30, available: 2 << 30 }, 2);
+        assert_eq!(over(gpu, 8, 1 << 30), None);
+        let told = over(gpu, 8, 3 << 29).unwrap().problem().to_string();
+        assert!(told.contains("the plan of 2 ranks takes 3221225472 bytes (3.0 GiB); of the 8.0 GiB that the GPU has"), "{told}");
         // With a limit of the user's, the machine's free memory does not count.
         assert_eq!(over(MemoryLimit::Asked(9 << 30), 1, 9 << 30), None);
     }

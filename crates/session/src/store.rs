@@ -7,10 +7,10 @@ use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind};
+use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateScalar};
 
 use super::command::{StatePiece, StateRange};
-use super::numbers::encode_all;
+use super::numbers::{encode, encode_all, on_all_cores, rounded};
 use super::restore::StateSource;
 use phalanx_error::{Error, Problem, Result};
 
@@ -21,9 +21,19 @@ pub type ReadParam<'a> = dyn Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8
 /// The initial values that the seed determines.
 pub fn initial(seed: u64) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync {
     move |param, ranges, dtype| {
-        let values = |range: &Range<usize>| initial_values(param, seed, range.clone());
-        let mut bytes = Vec::with_capacity(count(ranges) * dtype.size());
-        ranges.iter().for_each(|range| encode_all(dtype, values(range), &mut bytes));
+        let mut bytes = vec![0; count(ranges) * dtype.size()];
+        on_all_cores(&mut bytes, dtype.size(), &|first, own| {
+            let mut rest = own;
+            let mut skip = first;
+            for range in ranges {
+                let start = range.start + skip.min(range.len());
+                skip = skip.saturating_sub(range.len());
+                let len = (range.end - start).min(rest.len() / dtype.size());
+                let (head, tail) = rest.split_at_mut(len * dtype.size());
+                encode_all(dtype, initial_values(param, seed, start..start + len), head);
+                rest = tail;
+            }
+        });
         Ok(bytes)
     }
 }
@@ -42,9 +52,6 @@ pub fn from_weights(
     }
 }
 
-/// A block of zeros, to initialize state.
-static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
-
 /// Which part of which parameter lies where.
 pub(crate) struct Store {
     params: Vec<Param>,
@@ -52,6 +59,8 @@ pub(crate) struct Store {
     runs: Vec<Vec<ElementRun>>,
     /// For each parameter: its unit and its place there; none if another rank has it.
     places: Vec<Option<(usize, Member)>>,
+    /// The rank's replica.
+    replica: usize,
 }
 
 impl Store {
@@ -61,6 +70,7 @@ impl Store {
         types: Vec<Option<TensorType>>,
         state: &State,
         ranks: RankOnMesh<'_>,
+        replica: usize,
     ) -> Self {
         let RankOnMesh { mesh, rank } = ranks;
         let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
@@ -75,7 +85,7 @@ impl Store {
                 places[member.param] = Some((number, *member));
             }
         }
-        Self { params, runs, places }
+        Self { params, runs, places, replica }
     }
 
     /// The model's parameters.
@@ -93,28 +103,38 @@ impl Store {
         source: &dyn StateSource,
     ) -> Result<()> {
         for (unit, buffers) in state.units.iter().zip(&state.buffers) {
-            for (kind, held) in buffers.all() {
-                let bytes = executor.script(script).buffers[held.buffer.0].bytes;
-                for at in (0..bytes).step_by(ZEROS.len()) {
-                    let zeros = &ZEROS[..ZEROS.len().min(bytes - at)];
-                    executor.write_at(script, held.buffer, at, zeros)?;
-                }
-                for member in &unit.members {
-                    self.take(executor, script, (member, kind, held), source)?;
+            for (_, held) in buffers.all() {
+                executor.clear(script, held.buffer)?;
+            }
+            // Masters come before weights, which are the same values, rounded.
+            let mut kinds: Vec<(StateKind, &HeldRange)> = buffers.all().collect();
+            kinds.sort_by_key(|(kind, _)| *kind != StateKind::Master);
+            for member in &unit.members {
+                let mut master = None;
+                for &(kind, held) in &kinds {
+                    self.take(executor, script, (member, kind, held), source, &mut master)?;
                 }
             }
+        }
+        for StateScalar { scalar, buffer, dtype, initial } in &state.scalars {
+            let mut bytes = vec![0; dtype.size()];
+            let value = source.scalar(scalar)?.unwrap_or(*initial);
+            encode(*dtype, &[value], &mut bytes);
+            executor.write_at(script, *buffer, 0, &bytes)?;
         }
         Ok(())
     }
 
     /// Writes a member's values where a buffer holds them. Reads all pieces of a parameter with one
-    /// call, because they may be next to each other in the file.
+    /// call, because they may be next to each other in the file. What was read of a master is kept for
+    /// the weights.
     fn take<E: Engine>(
         &self,
         executor: &mut Executor<E>,
         script: ScriptId,
         (member, kind, held): (&Member, StateKind, &HeldRange),
         source: &dyn StateSource,
+        master: &mut Option<(Vec<Range<usize>>, Vec<u8>)>,
     ) -> Result<()> {
         let placed = self.placed(member, held);
         let ranges: Vec<Range<usize>> = placed.iter().map(|piece| piece.global.clone()).collect();
@@ -123,9 +143,13 @@ impl Store {
         }
         let size = held.dtype.size();
         let param = &self.params[member.param];
-        let Some(values) = read_checked(source, param, kind, &ranges, held.dtype)? else {
-            return Ok(());
+        let narrow = (kind, held.dtype) == (StateKind::Weights, DType::Bf16);
+        let from = (source, self.replica);
+        let values = match master.take().filter(|(of, _)| narrow && *of == ranges) {
+            Some((_, full)) => Some(rounded(&full)),
+            None => read_checked(from, param, kind, &ranges, held.dtype)?,
         };
+        let Some(values) = values else { return Ok(()) };
         let mut rest = &values[..];
         // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
         for joined in placed.chunk_by(|a, b| a.at + a.global.len() == b.at) {
@@ -133,6 +157,9 @@ impl Store {
             let (own, others) = rest.split_at(len * size);
             executor.write_at(script, held.buffer, joined[0].at * size, own)?;
             rest = others;
+        }
+        if (kind, held.dtype) == (StateKind::Master, DType::F32) {
+            *master = Some((ranges, values));
         }
         Ok(())
     }
@@ -248,14 +275,14 @@ fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<us
 }
 
 fn read_checked(
-    source: &dyn StateSource,
+    (source, replica): (&dyn StateSource, usize),
     param: &Param,
     kind: StateKind,
     ranges: &[Range<usize>],
     dtype: DType,
 ) -> Result<Option<Vec<u8>>> {
     let expected = count(ranges);
-    let Some(values) = source.read(param, kind, ranges, dtype)? else { return Ok(None) };
+    let Some(values) = source.read((param, replica), kind, ranges, dtype)? else { return Ok(None) };
     if values.len() == expected * dtype.size() {
         return Ok(Some(values));
     }

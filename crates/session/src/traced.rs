@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use phalanx_engine::CallPart;
 use phalanx_pipeline::Schedule;
 use phalanx_runtime::TimedAction;
 use phalanx_script::{Kind, Lane, Message, RankPlace, ScheduledRun, Script, Value};
@@ -49,6 +50,8 @@ pub struct Traced {
     pub bytes: usize,
     /// When it happened.
     pub times: TimedAction,
+    /// The kernels that it consisted of, if the engine times them.
+    pub kernels: Vec<CallPart>,
 }
 
 impl Timetable {
@@ -64,17 +67,26 @@ impl Timetable {
                 lowered.is_pipeline().then(|| format!("stage group {}", at.stage_group));
             let axes =
                 mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
-            stage_group.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
+            let replica =
+                (lowered.replicas() > 1).then(|| format!("replica {}", lowered.replica(rank)));
+            let parts = replica.into_iter().chain(stage_group).chain(axes);
+            parts.collect::<Vec<_>>().join(", ")
         };
         let names = places.iter().enumerate().map(name).collect();
         Ok(Self { schedule, stages, places, names })
     }
 }
 
-/// Describes timed actions by their script.
-pub(super) fn describe(timed: Vec<TimedAction>, script: &Script) -> Vec<Traced> {
+/// Describes timed actions, and their parts as far as known, by their script.
+pub(super) fn describe(
+    timed: Vec<TimedAction>,
+    parts: Vec<Vec<CallPart>>,
+    script: &Script,
+) -> Vec<Traced> {
     let mut turns = script.turns.iter().peekable();
+    let mut parts = parts.into_iter();
     let describe = |times: TimedAction| {
+        let kernels = parts.next().unwrap_or_default();
         let action = &script.actions[times.action];
         let turn = turns.next_if(|(at, _)| *at == times.action).map(|(_, turn)| *turn);
         let left = || action.writes().iter().map(|b| script.buffers[b.0].bytes).sum();
@@ -90,7 +102,7 @@ pub(super) fn describe(timed: Vec<TimedAction>, script: &Script) -> Vec<Traced> 
         let messages = messages.unwrap_or_default();
         let peers = messages.iter().map(|message| message.peer).collect();
         let value = messages.first().map(|message| message.value.clone());
-        Traced { label: action.label.clone(), turn, peers, value, bytes, times }
+        Traced { label: action.label.clone(), turn, peers, value, bytes, times, kernels }
     };
     timed.into_iter().map(describe).collect()
 }

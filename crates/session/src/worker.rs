@@ -1,14 +1,14 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
+mod results;
+
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::traffic::add;
 use phalanx_engine::{Counters, Engine};
-use phalanx_ir::{Mesh, Param};
-use phalanx_models::hf;
+use phalanx_ir::Mesh;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
     BufferKey, Choice, Controller, MemoryPlan, Moved, Number, Outcome, Record, Route, Script,
@@ -23,11 +23,12 @@ use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
 use super::planner::Planner;
 use super::pulse::Pulse;
+use super::replicas::BatchShare;
 use super::restore::{NewRun, StateSource};
-use super::save::Saves;
-use super::store::{ReadParam, Store, assemble};
+use super::save::{SaveTargets, Saves};
+use super::store::{ReadParam, Store};
 use super::traced::describe;
-use super::{Models, Settings, StepResult};
+use super::{Models, Settings, StepResult, StepScale};
 use phalanx_error::{Error, Problem, Result};
 
 /// One rank of a model in training: it executes commands and gives answers. It may also be the only
@@ -80,16 +81,21 @@ impl<E: Engine> RankWorker<E> {
         let lowered = planner.lowered;
         let plan = planner.plan(rank)?;
         let ranks = lowered.at(rank);
+        let share = match lowered.replicas() {
+            1 => lowered.settings.share,
+            of => BatchShare { index: lowered.replica(rank), of },
+        };
         let mut executor = Executor::new(engine);
         let mut scripts = BTreeMap::new();
         for (key, planned) in plan.scripts() {
             let id = executor.load(planned.clone())?;
-            let parts = lowered.microbatches(key);
+            let parts = (lowered.microbatches(key), share);
             let feed = Feed::new(&executor, id, planner.model(key), ranks, parts)?;
             scripts.insert(key, Loaded { id, feed, runs: 0 });
         }
         let state = plan.state().clone();
-        let store = Store::new(&lowered.model, lowered.param_types(rank), &state, ranks);
+        let types = lowered.param_types(rank);
+        let store = Store::new(&lowered.model, types, &state, ranks, lowered.replica(rank));
         let settings = lowered.settings.clone();
         let controller = settings.controller.clone();
         let records = Vec::with_capacity(2 * RECORDS);
@@ -136,12 +142,12 @@ impl<E: Engine> RankWorker<E> {
         Ok(())
     }
 
-    /// Saves this rank's part of the state in a checkpoint's folder: now, or beside the next step.
-    fn save(&mut self, folder: &Path, now: bool) -> Result<()> {
+    /// Saves this rank's part of the state: now, or beside the next step.
+    fn save(&mut self, to: SaveTargets<'_>, now: bool) -> Result<()> {
         let key = if now { ScriptKey::Save } else { ScriptKey::SaveAndTrain };
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let saves = self.saves.as_mut().ok_or_else(|| without(key))?;
-        let file = saves.open(folder, key)?;
+        let file = saves.open(to, key)?;
         self.executor.engine_mut().mount(Some(file))?;
         if now {
             self.pulse.iter().for_each(|pulse| pulse.look(script));
@@ -195,30 +201,40 @@ impl<E: Engine> RankWorker<E> {
         let scalars = Scalars { lr, step, seed: self.settings.seed };
         let Choice(keys) = self.controller.next(step, &self.records);
         let saves = self.saves.as_ref().is_some_and(Saves::is_waiting);
-        let (mut traced, mut train) = (None, None);
+        let (mut traced, mut result) = (None, None);
         for &key in keys.iter() {
             let trains = key == ScriptKey::Train;
             let key = if saves && trains { ScriptKey::SaveAndTrain } else { key };
             let id = self.fill(key, data, scalars)?;
-            train = train.or(Some(id).filter(|_| trains));
             self.pulse.iter().for_each(|pulse| pulse.begin(id, step));
             match origin.filter(|_| trains) {
                 None => self.executor.run(id)?,
                 Some(origin) => {
                     let timed = self.executor.run_traced(id, origin)?;
-                    traced = Some(describe(timed, self.executor.script(id)));
+                    let parts = self.executor.traced_parts(id)?;
+                    traced = Some(describe(timed, parts, self.executor.script(id)));
                 }
+            }
+            if trains {
+                // Now: another script may use the same memory.
+                result = Some(self.result(id, step)?);
             }
         }
         self.pulse.iter().for_each(|pulse| pulse.end(step));
         if saves {
             self.end_save()?;
         }
-        let (train, bytes) =
-            (train.map_or_else(|| self.train(), Ok)?, self.settings.precision.state.size());
-        let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
-        let result = StepResult { loss: read(Number::Loss)?, grad_norm: read(Number::GradNorm)? };
-        let outcome = Outcome::Applied;
+        if keys.len() > 1 {
+            // The batch lies where the step can be repeated, whatever ran after it.
+            let train = self.scripts.get_mut(&ScriptKey::Train);
+            let train = train.ok_or_else(|| without(ScriptKey::Train))?;
+            train.feed.write(&mut self.executor, data, scalars)?;
+        }
+        let result = result.ok_or_else(|| without(ScriptKey::Train))?;
+        let outcome = match result.scaling {
+            Some(StepScale { overflowed: true, .. }) => Outcome::Skipped,
+            _ => Outcome::Applied,
+        };
         // Controllers look at the latest records only; and a step after warm-up must not allocate.
         if self.records.len() == 2 * RECORDS {
             self.records.drain(..RECORDS);
@@ -279,30 +295,6 @@ impl<E: Engine> RankWorker<E> {
             let elements = 0..self.store.params()[param].elements();
             let pieces = self.read(&StateRange { param, kind, elements })?;
             all.extend(pieces.into_iter().map(|piece| (param, piece)));
-        }
-        Ok(all)
-    }
-
-    /// The parameters of a rank that is alone, by name and in full precision: master weights if
-    /// there are any.
-    pub fn params(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
-        self.tensors(self.settings.precision.full_kind())
-    }
-
-    /// The gradients of the last step of a rank that is alone, by parameter name, before clipping.
-    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
-        self.tensors(StateKind::Gradient)
-    }
-
-    fn tensors(&mut self, kind: StateKind) -> Result<BTreeMap<String, hf::WeightTensor>> {
-        let mut all = BTreeMap::new();
-        for param in 0..self.store.params().len() {
-            let Param { name, shape, .. } = self.store.params()[param].clone();
-            let elements = 0..shape.iter().product();
-            let range = StateRange { param, kind, elements };
-            let pieces = self.read(&range)?.into_iter();
-            let (dtype, bytes) = assemble(&name, &range.elements, pieces)?;
-            all.insert(name, hf::WeightTensor::from_bytes(shape, dtype, &bytes));
         }
         Ok(all)
     }
@@ -383,13 +375,13 @@ impl<E: Engine + Counters> RankWorker<E> {
                 self.pulse.iter().for_each(|pulse| pulse.ready(steps));
                 Reply::Done
             }
-            Command::Save { folder, now } => {
-                self.save(folder, now)?;
+            Command::Save { to, now } => {
+                self.save(to, now)?;
                 Reply::Done
             }
             Command::Saved => {
                 let finished = self.saves.as_mut().map(Saves::finished).transpose()?;
-                Reply::Saved(finished.flatten())
+                Reply::Saved(finished.unwrap_or_default())
             }
             Command::Steps { from, count, batches, trace } => {
                 Reply::Steps(self.steps(from, count, batches, trace)?)
@@ -403,6 +395,7 @@ impl<E: Engine + Counters> RankWorker<E> {
                 Reply::Shown(self.shown(key, port, microbatch)?)
             }
             Command::Read(range) => Reply::Pieces(self.read(range)?),
+            Command::Scalars => Reply::Scalars(self.scalars()?),
             Command::Write(range, bytes) => {
                 self.write(range, bytes)?;
                 Reply::Done

@@ -20,6 +20,9 @@ pub struct Annotations {
     pub(crate) values: BTreeMap<ValueId, Entry>,
     /// The layout that a parameter is stored in, where it is not the one it is read in.
     pub(crate) stored: BTreeMap<ValueId, Entry>,
+    /// The order in which an axis deals the elements of the dims that it shards, where that is not
+    /// by blocks.
+    pub(crate) orders: BTreeMap<Axis, Order>,
 }
 
 /// The decisions about one value.
@@ -103,6 +106,24 @@ impl<'a> Annotator<'a> {
         self.decide(param, axis, Some(dim), true)
     }
 
+    /// The axis deals the elements of every dim that it shards in this order. It is then the major
+    /// axis of such a dim.
+    pub fn order(&mut self, axis: &str, order: Order) -> Result<(), SpmdError> {
+        let (atoms, wanted) = (self.mesh.expand(axis)?, order.name());
+        let [atom] = atoms[..] else {
+            let what =
+                format!("`{axis}` is split into {atoms:?}, so it can't deal in {wanted} order");
+            return Err(self.refuse(what));
+        };
+        match self.annotations.orders.insert(atom, order) {
+            Some(other) if other != order => Err(self.refuse(format!(
+                "`{axis}` deals elements in {} order already, not in {wanted} order",
+                other.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Decides every axis of the mesh at once: `0:dp 1:tp` leaves the value replicated over all
     /// others.
     pub fn layout(&mut self, value: ValueId, text: &str) -> Result<(), SpmdError> {
@@ -112,8 +133,7 @@ impl<'a> Annotator<'a> {
             return Err(self.bad(value, "an annotation cannot ask for a partial sum".to_owned()));
         }
         if let Some(dim) = layout.dims().iter().position(|d| d.order != Order::Block) {
-            let what =
-                format!("dim {dim} has an order other than blocks, which no op supports yet");
+            let what = format!("dim {dim} has an order; orders belong to axes (Annotator::order)");
             return Err(self.bad(value, what));
         }
         for sharding in layout.dims() {

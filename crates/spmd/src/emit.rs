@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use phalanx_autodiff::Joint;
-use phalanx_ir::ops::Collective;
-use phalanx_ir::{Mesh, Op, Phase, Program, Role, TensorType, ValueId};
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Mesh, Op, Order, Phase, Program, Role, TensorType, ValueId};
 
 use crate::error::SpmdError;
 use crate::mask::{Grid, MaskLayout};
@@ -156,7 +156,13 @@ impl Emitter<'_, '_> {
             let index = self.instrs.len();
             let new = self.fresh(value, &step.to, Some(index))?;
             let axes = step.axes.iter().map(|a| self.grid.name(a)).collect();
-            let op = Op::Collective(Collective::new(step.kind, axes));
+            let order = match step.kind {
+                CollectiveKind::Shard { dim } | CollectiveKind::ReduceScatter { dim } => {
+                    self.grid.order(step.to.dims[dim])
+                }
+                _ => Order::Block,
+            };
+            let op = Op::Collective(Collective { order, ..Collective::new(step.kind, axes) });
             self.instrs.push(Made { op, inputs: vec![at], outputs: vec![new], phase, old: None });
             self.versions.entry((value, half)).or_default().push((step.to, new));
             at = new;

@@ -3,7 +3,7 @@
 //! The axes of a mesh that have more than one rank are numbered; the ordered axes of a dim are then
 //! the digits of one number, and a layout is a few machine words that are fast to hash and compare.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::layout::{Layout, Order, Sharding};
 use phalanx_ir::{Axis, Mesh};
@@ -17,6 +17,8 @@ const MOST: usize = 15;
 #[derive(Clone, Debug)]
 pub(crate) struct Grid {
     axes: Vec<(Axis, usize)>,
+    /// For each of them, how it deals the elements of dims that it shards.
+    orders: Vec<Order>,
     /// The others.
     single: Vec<Axis>,
 }
@@ -28,7 +30,49 @@ impl Grid {
             return Err(SpmdError::TooManyAxes { mesh: mesh.to_string(), most: MOST });
         }
         let single = mesh.axes().filter(|&(_, n)| n == 1).map(|(axis, _)| axis).collect();
-        Ok(Self { axes, single })
+        let orders = vec![Order::Block; axes.len()];
+        Ok(Self { axes, orders, single })
+    }
+
+    /// The same axes with other orders than blocks.
+    pub(crate) fn ordered(mut self, orders: &BTreeMap<Axis, Order>) -> Self {
+        for ((axis, _), order) in self.axes.iter().zip(&mut self.orders) {
+            *order = orders.get(axis).copied().unwrap_or(Order::Block);
+        }
+        self
+    }
+
+    /// The order of a dim that is sharded by these axes: that of the major one.
+    pub(crate) fn order(&self, axes: Axes) -> Order {
+        axes.iter().next().map_or(Order::Block, |major| self.orders[major])
+    }
+
+    /// These axes with one that has an order of its own in front: there it must be.
+    pub(crate) fn led(&self, axes: Axes) -> Axes {
+        let dealt = |a: &usize| self.orders[*a] != Order::Block;
+        Axes::of(axes.iter().filter(dealt).chain(axes.iter().filter(|a| !dealt(a))))
+    }
+
+    /// Into how many parts of equal size these axes cut a dim: in zigzag order a shard has two.
+    pub(crate) fn parts(&self, axes: Axes) -> usize {
+        let count = self.count(axes);
+        if self.order(axes) == Order::Zigzag { 2 * count } else { count }
+    }
+
+    /// Whether a dim can go from one list of axes to another in one move. In other orders than by
+    /// blocks axes are only added to the list or taken off it, and in striped order all at once.
+    pub(crate) fn goes(&self, from: Axes, to: Axes) -> bool {
+        let orders = |axes: Axes| axes.iter().map(|a| self.orders[a]).collect::<Vec<_>>();
+        let dealt = |axes: Axes| orders(axes).into_iter().any(|order| order != Order::Block);
+        if from == to || !(dealt(from) || dealt(to)) {
+            return true;
+        }
+        // Only the major axis may have an order of its own.
+        let legal = |axes: Axes| orders(axes).into_iter().skip(1).all(|o| o == Order::Block);
+        let (short, long) = if from.len() < to.len() { (from, to) } else { (to, from) };
+        let prefix = long.without_suffix(long.len() - short.len()) == short;
+        let partly = short.is_empty() || self.order(long) == Order::Zigzag;
+        legal(from) && legal(to) && prefix && partly
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -64,7 +108,8 @@ impl Grid {
     pub(crate) fn layout(&self, lay: &MaskLayout) -> Layout {
         let sharding = |axes: &Axes| Sharding {
             axes: axes.iter().map(|a| self.name(a)).collect(),
-            order: Order::Block,
+            order: self.order(*axes),
+            turn: 0,
         };
         let dims = lay.dims.iter().map(sharding).collect();
         let partial: BTreeSet<Axis> = bits(lay.partial).map(|a| self.name(a)).collect();
@@ -162,7 +207,7 @@ impl MaskLayout {
 
     /// Whether the shards divide a shape.
     pub(crate) fn divides(&self, grid: &Grid, padded: &[usize]) -> bool {
-        self.dims.iter().zip(padded).all(|(&d, n)| n.is_multiple_of(grid.count(d)))
+        self.dims.iter().zip(padded).all(|(&d, n)| n.is_multiple_of(grid.parts(d)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A whole model on a mesh: the annotations of every segment, ready to partition its programs.
 
 use phalanx_autodiff::Joint;
-use phalanx_ir::{Mesh, Model};
+use phalanx_ir::{Axis, Mesh, Model};
 
 use crate::annotate::Annotations;
 use crate::cost::Costs;
@@ -17,6 +17,7 @@ pub struct Partition {
     mesh: Mesh,
     annotations: Vec<Annotations>,
     sharing: Sharing,
+    streams: Vec<Axis>,
     costs: Costs,
 }
 
@@ -36,7 +37,8 @@ impl Partition {
         for strategy in strategies {
             strategy.share(&mesh, &mut sharing)?;
         }
-        Ok(Self { mesh, annotations, sharing, costs })
+        let streams = strategies.iter().flat_map(|strategy| strategy.streams(&mesh)).collect();
+        Ok(Self { mesh, annotations, sharing, streams, costs })
     }
 
     /// The mesh, with the splits that the strategies need.
@@ -47,6 +49,11 @@ impl Partition {
     /// How ranks that hold the same parameters share them.
     pub fn sharing(&self) -> &Sharing {
         &self.sharing
+    }
+
+    /// The axes over which keys and values come block by block instead of being gathered.
+    pub fn streams(&self) -> &[Axis] {
+        &self.streams
     }
 
     /// Partitions the joint graph of a segment.

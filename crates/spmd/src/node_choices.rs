@@ -42,7 +42,7 @@ impl NodeChoices {
 
     /// The layout that an operand must have.
     pub(crate) fn operand(&self, node: &Node, operand: usize) -> MaskLayout {
-        if node.rule.addends.contains(&operand) {
+        if node.rule.added_to(operand).is_some() {
             return self.result(node, 0);
         }
         let in_group = |g: &usize| node.rule.linear[*g].contains(&operand);
@@ -81,7 +81,7 @@ impl NodeChoices {
     /// is major to it in some dim is fully sharded, since the axes of a dim fill the major factor
     /// first.
     pub(crate) fn fits(&self, node: &Node, grid: &Grid, factor: usize, axis: usize) -> bool {
-        let shards = grid.count(self.factors[factor]) * grid.size(axis);
+        let shards = grid.parts(self.factors[factor].with(axis));
         let kind = node.rule.factors[factor].kind;
         if kind == FactorKind::Whole || !node.extents[factor].is_multiple_of(shards) {
             return false;
@@ -103,7 +103,7 @@ impl NodeChoices {
 
 /// What an operand must be over an axis, for a choice.
 pub(crate) fn operand_state(node: &Node, choice: Choice, operand: usize) -> State {
-    if node.rule.addends.contains(&operand) {
+    if node.rule.added_to(operand).is_some() {
         return result_state(node, choice, 0);
     }
     match choice {

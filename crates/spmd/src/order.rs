@@ -61,14 +61,14 @@ impl Plan<'_> {
         for (value, dims) in places {
             let layout = self.layout(value);
             for (dim, factors) in dims.iter().enumerate() {
-                let order = layout.dims[dim].only(axes.set());
+                let order = self.grid.led(layout.dims[dim].only(axes.set()));
                 if factors.contains(&factor) && order.len() == axes.len() && !found.contains(&order)
                 {
                     found.push(order);
                 }
             }
         }
-        if found.is_empty() { vec![axes] } else { found }
+        if found.is_empty() { vec![self.grid.led(axes)] } else { found }
     }
 
     fn moves_cost(&self, node: usize, resharder: &mut Resharder<'_>) -> f64 {

@@ -26,7 +26,7 @@ pub(crate) fn padding(
     for (value, shards) in shards.iter_mut().enumerate() {
         for lay in [pins.read_layout(value), pins.stored_layout(value)].into_iter().flatten() {
             for (n, axes) in shards.iter_mut().zip(lay.dims) {
-                *n = lcm(*n, grid.count(axes));
+                *n = lcm(*n, grid.parts(axes));
             }
         }
     }

@@ -67,11 +67,10 @@ impl Pins {
             read: vec![None; program.values().len()],
             stored: vec![None; program.values().len()],
         };
-        // Cotangents of outputs are inputs of the joint graph, before the results of instructions.
-        let inputs = program.inputs().len();
-        let cotangents = program.inputs_with(Role::Cotangent).count();
+        // What the backward reads besides is an input of the joint graph, before the results of instructions.
+        let (inputs, added) = (program.inputs().len(), joint.added_inputs());
         let id = |v: ValueId| {
-            let shift = if v.index() < inputs - cotangents { 0 } else { cotangents };
+            let shift = if v.index() < inputs - added { 0 } else { added };
             ValueId(v.0 + shift as u32)
         };
         for (&value, entry) in &annotations.values {

@@ -128,7 +128,7 @@ impl Search<'_> {
                 continue;
             }
             for step in self.moves(from, &lay) {
-                if !step.to.divides(self.grid, self.padded) {
+                if !step.to.divides(self.grid, self.padded) || !self.possible(&lay, &step) {
                     continue;
                 }
                 let total = cost + self.price(&lay, &step);
@@ -140,6 +140,15 @@ impl Search<'_> {
             }
         }
         None
+    }
+
+    /// Whether orders allow a move. Axes don't move from dim to dim where one of them has an order.
+    fn possible(&self, lay: &MaskLayout, step: &Move) -> bool {
+        let changes = || lay.dims.iter().zip(&step.to.dims).filter(|(from, to)| from != to);
+        let dealt = |axes: Axes| self.grid.order(axes) != phalanx_ir::Order::Block;
+        let moves = matches!(step.kind, CollectiveKind::AllToAll { .. });
+        changes()
+            .all(|(&from, &to)| self.grid.goes(from, to) && !(moves && (dealt(from) || dealt(to))))
     }
 
     fn price(&self, lay: &MaskLayout, step: &Move) -> f64 {

@@ -215,8 +215,9 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Without this, a power failure could lose the new name although the content is safe.
-fn sync_folder(folder: &Path) -> io::Result<()> {
+/// Brings the names in a folder to the disk. Without this, a power failure could lose a new name although
+/// the content is safe.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use phalanx_autodiff::{Recompute, joint, slice};
+use phalanx_autodiff::{LossSeed, Recompute, joint, slice};
 use phalanx_ir::{DType, Model, Program};
 use phalanx_script::{Compiled, Lowering};
 
@@ -15,6 +15,6 @@ pub fn compile(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
 /// The same after every pass, as a trainer runs them: where forward and backward are one program,
 /// the loss is in chunks, here of a few rows, so that small models have several.
 pub fn optimise(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
-    let loss_chunk = NonZeroUsize::new(5).unwrap();
-    Lowering { weights: None, grads, recompute, loss_chunk }.compile(model, None).unwrap()
+    let (seed, loss_chunk) = (LossSeed::One, NonZeroUsize::new(5).unwrap());
+    Lowering { weights: None, grads, seed, recompute, loss_chunk }.compile(model, None).unwrap()
 }

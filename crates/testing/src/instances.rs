@@ -6,12 +6,13 @@ use std::ops::Range;
 use phalanx_comm::Communicator;
 use phalanx_engine::Engine;
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds, Broadcast, Cast,
-    Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding,
-    EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy,
-    Matmul, MemberScale, MemberSquares, PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm,
-    RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad,
-    SumSquares, Transpose, Unary, UnaryGrad, UnaryKind, ZeroPadding,
+    AdamW, Attend, AttendGrad, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds,
+    Broadcast, Cast, Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout,
+    Embedding, EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, LambDirection, LayerNorm,
+    LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares, PackedMatmul, Pad,
+    Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd,
+    Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind,
+    ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -311,8 +312,23 @@ impl Cases {
                 operands.push(normal("do", &[2, s, h, 2]));
                 operands.extend(of.drops().then(|| key.clone()));
                 self.attend(AttentionGrad { of }.into(), of.drops(), &operands);
+                if kind == AttentionKind::Flash {
+                    self.steps(of, &operands);
+                }
             }
         }
+    }
+
+    /// Steps of an attention, first ones and later ones, from the operands of its gradient.
+    fn steps(&mut self, of: Attention, operands: &[RefTensor]) {
+        let key = &operands[6..];
+        let first = [&operands[..3], key].concat();
+        self.attend(Attend { of, goes_on: false }.into(), of.drops(), &first);
+        let later = [&operands[..5], key].concat();
+        self.attend(Attend { of, goes_on: true }.into(), of.drops(), &later);
+        self.attend(AttendGrad { of, goes_on: false }.into(), of.drops(), operands);
+        let later = [&operands[..6], &operands[..3], key].concat();
+        self.attend(AttendGrad { of, goes_on: true }.into(), of.drops(), &later);
     }
 
     fn attend(&mut self, op: Op, keyed: bool, operands: &[RefTensor]) {
@@ -327,17 +343,31 @@ impl Cases {
         let bounds = Bounds { members: vec![(0, 3), (3, 5), (7, 10)], block: 11 };
         let packed = of("packed", 22);
         let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| RefTensor::scalar(F64, x));
+        let [go, stop] = [1.0, 0.0].map(|x| RefTensor::scalar(F64, x));
         let decay = Decay { rate: 0.1, first: 2, block: 5 };
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, narrow: None };
+        let adamw =
+            AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, coupled: false, narrow: None };
+        let adam = AdamW { coupled: true, ..adamw };
+        let lion = Lion { beta1: 0.9, beta2: 0.99, decay, narrow: None };
+        let lamb = LambDirection { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay };
         let sgd = Sgd { momentum: 0.9, nesterov: true, decay, narrow: None };
         for form in [Form::Tensor, Form::Unit] {
             self.add(adamw, &[&w, &g, &m, &v, &lr, &step, &clip]);
+            self.add(adam, &[&w, &g, &m, &v, &lr, &step, &clip]);
+            self.add(lamb, &[&w, &g, &m, &v, &lr, &step, &clip]);
             self.add(sgd, &[&w, &g, &m, &lr, &step, &clip]);
+            self.add(lion, &[&w, &g, &m, &lr, &step, &clip]);
+            for go in [&go, &stop] {
+                self.add(adamw, &[&w, &g, &m, &v, &lr, &step, &clip, go]);
+                self.add(lamb, &[&w, &g, &m, &v, &lr, &step, &clip, go]);
+                self.add(sgd, &[&w, &g, &m, &lr, &step, &clip, go]);
+                self.add(lion, &[&w, &g, &m, &lr, &step, &clip, go]);
+            }
             self.add(SumSquares, &[&w]);
             self.add(ZeroPadding, &[&w]);
             self.add(MemberSquares { bounds: bounds.clone() }, &[&packed]);
             self.add(MemberScale { bounds: bounds.clone() }, &[&packed, &of("factors", 3)]);
-            let last = self.0.len() - 6;
+            let last = self.0.len() - 17;
             self.0[last..].iter_mut().for_each(|case| case.form = form);
         }
     }

@@ -88,7 +88,9 @@ impl Choice {
         let mut shardings = vec![Sharding::default(); rule.factors.len()];
         let mut partial = vec![BTreeSet::new(); operands.len()];
         let free: Vec<usize> = (0..rule.factors.len())
-            .filter(|&f| rule.factors[f].kind != FactorKind::Whole)
+            // Of a part that is here a rank alone knows nothing that one rank would: that is tested
+            // where all parts come together.
+            .filter(|&f| !matches!(rule.factors[f].kind, FactorKind::Whole | FactorKind::Here))
             .collect();
         let mut axes: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).collect();
         // Axes are assigned in random order, so they are on a dim in any order.
@@ -113,8 +115,7 @@ impl Choice {
                     blocks *= if sharding.order == Order::Zigzag { 2 } else { 1 };
                 }
                 let enough = factor.size.next_multiple_of(blocks);
-                let head =
-                    factor.name == "d" && matches!(op, Op::Attention(_) | Op::AttentionGrad(_));
+                let head = factor.name == "d" && op.name().starts_with("atten");
                 let more = padded && !head && factor.name != "key" && dice.percent(30);
                 enough + if more { blocks } else { 0 }
             })
@@ -123,8 +124,8 @@ impl Choice {
     }
 
     fn operand(&self, i: usize, shaped: &Shaped, form: Form) -> Option<TensorType> {
-        if self.rule.addends.contains(&i) {
-            return self.result(0, shaped, form);
+        if let Some(result) = self.rule.added_to(i) {
+            return self.result(result, shaped, form);
         }
         self.ty(&self.rule.inputs[i], shaped, form, self.partial[i].clone())
     }
@@ -153,6 +154,7 @@ impl Choice {
                 Sharding {
                     axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
                     order: carriers().next().map_or(Order::Block, |s| s.order),
+                    turn: 0,
                 }
             })
             .collect();

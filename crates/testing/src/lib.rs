@@ -26,6 +26,7 @@ mod small;
 pub mod suite;
 mod tensors;
 pub mod threads;
+mod typed;
 mod wrapped;
 
 pub use compile::{compile, optimise};
@@ -36,4 +37,5 @@ pub use rig::{Rig, RigBatch, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};
+pub use typed::in_type;
 pub use wrapped::{Hook, Launch, NamedKernel, Wrapped};

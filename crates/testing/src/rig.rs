@@ -10,9 +10,9 @@ use phalanx_models::initial_values;
 use phalanx_reference::RefTensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
-    BufferId, BufferKey, Category, Compiled, Inference, Library, Member, Number, Optimizer,
-    PlannedScript, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State,
-    TrainingScript, Value, World, accumulate, eval_script, forward as forward_turns,
+    BufferId, BufferKey, Category, Compiled, Inference, Library, LossScaling, Member, Number,
+    Optimizer, PlannedScript, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup,
+    State, TrainingScript, Value, World, accumulate, eval_script, forward as forward_turns,
     merge_adjacent, plan, train_script,
 };
 
@@ -27,6 +27,8 @@ pub struct Setup {
     pub optimizer: Optimizer,
     /// The largest gradient norm.
     pub clip: Option<f64>,
+    /// How the loss is scaled, if it is.
+    pub scaling: Option<LossScaling>,
     /// Micro-batches of a step.
     pub microbatches: usize,
     /// What the backward recomputes.
@@ -48,6 +50,7 @@ impl Setup {
             precision: Precision { weights, grads: wide, state: wide },
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 },
             clip: Some(1.0),
+            scaling: None,
             microbatches: 1,
             recompute: Recompute::None,
             schedule: |instances, microbatches| {
@@ -95,12 +98,12 @@ impl<E: Engine> Rig<E> {
         let precision = setup.precision;
         let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
-        let (optimizer, clip) = (setup.optimizer, setup.clip);
+        let (optimizer, clip, scaling) = (setup.optimizer, setup.clip, setup.scaling);
         let (compiled, at) = (compile(model), RankPlace::default());
         let library = Arc::new(Library::new(engine.requirements()));
         let stage_groups = vec![StageGroup::alone(&compiled, &schedule)];
         let world = World::new(model, stage_groups, library.clone()).unwrap();
-        let training = TrainingScript { world: &world, at, precision, optimizer, clip };
+        let training = TrainingScript { world: &world, at, precision, optimizer, clip, scaling };
         let state = training.state().unwrap();
         let mut script = train_script(&training, &state).unwrap();
         (setup.edit)(&mut script);
@@ -119,6 +122,10 @@ impl<E: Engine> Rig<E> {
             executor.load(planned(eval_script(&forward, &state).unwrap())).unwrap()
         });
         executor.reserve().unwrap();
+        for kept in &state.scalars {
+            let bytes = RefTensor::scalar(kept.dtype, kept.initial).to_bytes();
+            executor.write(id, kept.buffer, &bytes).unwrap();
+        }
         Self { executor, id, forward, state, model: model.clone(), precision, steps: 0 }
     }
 
@@ -195,6 +202,12 @@ impl<E: Engine> Rig<E> {
         let buffer = buffers.master.as_ref().unwrap_or(&buffers.weights).buffer;
         let values = self.fetch(buffer, self.precision.state);
         values[member.offset..][..member.elements].to_vec()
+    }
+
+    /// A number that is kept from step to step.
+    pub fn scalar(&mut self, scalar: &Scalar) -> f64 {
+        let kept = self.state.scalars.iter().find(|kept| kept.scalar == *scalar).unwrap();
+        self.fetch(kept.buffer, kept.dtype)[0]
     }
 
     /// The executor.

@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::path::Path;
 
-use phalanx_checkpoint::Checkpoint;
+use phalanx_checkpoint::{CONFIG, Checkpoint};
+use phalanx_config::{Config, Sources};
 use phalanx_error::{Error, Problem, Result};
-use phalanx_inspect::writable::can_write;
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, HfError, ModelSpec, TensorInfo, WeightTensor, Weights};
-use phalanx_session::FULL;
-use phalanx_session::run_weights::WEIGHTS;
+use phalanx_models::hf::{self, HfError, ModelSpec, TensorInfo, Weights};
+use phalanx_session::{FULL, read_as};
+
+use crate::export::export;
 
 /// The weights of a checkpoint in full precision, read from its files where they are needed.
 pub struct CheckpointWeights {
@@ -25,19 +26,24 @@ impl CheckpointWeights {
             let problem = Problem::new(what).because("only GPT-2 and LLaMA models can be exported");
             return Err(Error::refused(problem));
         };
+        if checkpoint.replicas() > 1 {
+            let (path, count) = (checkpoint.path().display(), checkpoint.replicas());
+            let problem = Problem::new(format!("{path} holds {count} replicas that differ"))
+                .because("they are one model again after the run's next average");
+            let fix = "let the run go on (phalanx train --resume): its end is the mean of them";
+            return Err(Error::refused(problem.fix(fix)));
+        }
         let spec = hf::parse_config(text, checkpoint.path())?;
         Ok(Self { checkpoint, spec })
     }
 
-    /// Writes them as a Hugging Face folder, one tensor at a time.
+    /// Writes them as a Hugging Face folder, one tensor at a time. Settings and files that belong to the
+    /// model are taken from the folder that the run started from, if it is still there.
     pub fn export(&self, dir: &Path, dtype: DType) -> Result<()> {
-        let made = std::fs::create_dir_all(dir);
-        made.map_err(|error| Error::refused(Problem::io("cannot create", dir, &error)))?;
-        for name in [WEIGHTS, "config.json"] {
-            let what = format!("the model cannot be written to {}", dir.display());
-            can_write(&dir.join(name), what)?;
-        }
-        Ok(hf::save(dir, &self.spec, self, dtype, &hf::KeptKeys::default())?)
+        let config = self.checkpoint.path().join(CONFIG);
+        let known = Config::load(&Sources::default().run(config)).ok();
+        let from = known.and_then(|loaded| loaded.config.model.from);
+        export(dir, &self.spec, self, dtype, from.as_ref()).map(drop)
     }
 
     fn unread(&self, name: &str, found: impl std::fmt::Display) -> HfError {
@@ -69,10 +75,7 @@ impl Weights for CheckpointWeights {
         ranges: &[Range<usize>],
         dtype: DType,
     ) -> std::result::Result<Vec<u8>, HfError> {
-        let read = self.checkpoint.read(name, FULL, ranges);
-        let (stored, bytes) = read.map_err(|error| self.unread(name, error))?;
-        let count = bytes.len() / stored.size();
-        let values = WeightTensor::from_bytes(vec![count], stored, &bytes);
-        values.to_bytes(0..count, dtype).ok_or_else(|| self.unread(name, "too few values"))
+        let read = read_as(&self.checkpoint, (name, FULL, 0), ranges, dtype);
+        read.map_err(|error| self.unread(name, error))
     }
 }

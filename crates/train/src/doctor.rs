@@ -84,8 +84,12 @@ fn recorder(run: &Path) -> Option<FlightRecorder> {
 }
 
 fn living(recorder: &FlightRecorder) -> (bool, String, Vec<String>, Value) {
-    let sights = sights(recorder, |_, process| match process as u32 {
+    let spread = recorder.job().is_spread();
+    let sights = sights(recorder, |rank, process| match process as u32 {
         0 => Life::Runs,
+        // A process of another host, which has the number there.
+        _ if spread && recorder.rank(rank).is_stopped() => Life::Stopped,
+        _ if spread => Life::Runs,
         process if !exists(process) => Life::Ended("has ended".to_owned()),
         process if is_stopped(process) => Life::Stopped,
         _ => Life::Runs,

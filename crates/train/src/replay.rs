@@ -44,7 +44,7 @@ impl Replay {
             parallel: Parallel::default(),
             // A memory limit for each of many ranks does not apply to one rank that holds
             // everything.
-            memory_limit: MemoryLimit::of(settings.device)?,
+            memory_limit: MemoryLimit::of(settings.device, 1)?,
             ..settings.clone()
         };
         let steps = STEPS.min(loaded.config.train.steps.get());

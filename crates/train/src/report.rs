@@ -1,22 +1,22 @@
 //! Reports of a run while it goes on: for people, for programs, and in its folder.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::checkpoints::CommittedCheckpoint;
 use crate::metrics::{
-    EvaluationLine, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step, StepLine, Summary,
-    ZScore,
+    EvaluationLine, GpuPart, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step, StepLine,
+    Summary, ZScore,
 };
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
 use crate::start::Restart;
 use crate::times::{LedgerLine, Times};
-use phalanx_error::Result;
-use phalanx_error::counted;
+use phalanx_error::{Result, bytes, counted};
 use phalanx_inspect::trace::Written;
 use phalanx_recovery::Spent;
 use phalanx_session::again::Again;
+use phalanx_session::host::{self, GpuNow};
 
 /// Who reads standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,6 +38,17 @@ pub(crate) struct Facts {
     pub(crate) flops_per_step: u64,
     /// Seconds that the matrix products of a step would take alone, as measured.
     pub(crate) gemm_seconds: Option<f64>,
+    pub(crate) planned: u64,
+    /// If programs run on GPUs.
+    pub(crate) gpu: Option<GpuPeak>,
+}
+
+/// What a step on GPUs is compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuPeak {
+    /// FLOPs per second that all of them could do in the type of the run, if that is known.
+    pub(crate) flops_per_s: Option<f64>,
+    /// Bytes that the plans of the ranks on one GPU take.
     pub(crate) planned: u64,
 }
 
@@ -141,7 +152,7 @@ impl Report {
         if first || step.step == last || step.step.is_multiple_of(self.facts.log_every) {
             let rate = self.facts.flops_per_step as f64 / seconds;
             let left = (last - step.step) as f64 / (step.step - self.resumed_at) as f64;
-            let memory = phalanx_sys::memory::resident_bytes();
+            let (memory, gpu) = self.used(rate);
             let line = StepLine {
                 step,
                 steps: last,
@@ -149,7 +160,8 @@ impl Report {
                 grad_norm_z,
                 flops_per_s: Some(rate),
                 gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm / seconds),
-                memory: memory.map(|used| (used, self.facts.planned)),
+                memory,
+                gpu,
                 eta: (step.step < last).then(|| self.started.elapsed().mul_f64(left)),
             };
             let colour = self.progress.as_ref().is_some_and(Progress::colour);
@@ -157,6 +169,21 @@ impl Report {
             self.line(&line.text(colour, width));
         }
         Ok(())
+    }
+
+    /// Memory that is used beside what was planned, and what a GPU does.
+    fn used(&self, rate: f64) -> (Option<(u64, u64)>, Option<GpuPart>) {
+        let Some(GpuPeak { flops_per_s, planned }) = self.facts.gpu else {
+            let memory = phalanx_sys::memory::resident_bytes();
+            return (memory.map(|used| (used, self.facts.planned)), None);
+        };
+        let mfu = flops_per_s.map(|peak| rate / peak);
+        match host::gpu_now() {
+            Ok(GpuNow { used, clock_mhz, watts }) => {
+                (Some((used, planned)), Some(GpuPart { mfu, clock_mhz, watts }))
+            }
+            Err(_) => (None, Some(GpuPart { mfu, ..GpuPart::default() })),
+        }
     }
 
     /// Reports an evaluation.
@@ -218,8 +245,9 @@ impl Report {
     }
 
     /// Reports a checkpoint.
-    pub(crate) fn saved(&mut self, step: u64, path: &Path, size: &str) -> Result<()> {
-        let line = SavedLine { after_step: step, path: path.display().to_string() };
+    pub(crate) fn saved(&mut self, saved: &CommittedCheckpoint) -> Result<()> {
+        let (step, size) = (saved.step, bytes(saved.bytes));
+        let line = SavedLine { after_step: step, path: saved.path.display().to_string() };
         let json = line.to_json();
         self.append(&json)?;
         self.print(&json);

@@ -13,6 +13,7 @@ use phalanx_sys::disk::free_bytes;
 use phalanx_sys::{SysError, write_atomic};
 
 use crate::metrics::{LossPlot, Step};
+use crate::requeued::{OuterJob, STARTED_BY};
 use phalanx_config::Loaded;
 use phalanx_error::bytes;
 use phalanx_error::{Error, Location, Problem, Result};
@@ -75,6 +76,8 @@ impl RunDir {
         let home = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
         let run = RunDir { path, home, folder, config, metrics, broken: false };
         run.write_file(CONFIG, run.config.as_bytes())?;
+        let signed = OuterJob::sign(&run.path);
+        signed.map_err(|e| SysError::on_file(&run.path.join(STARTED_BY), "writing it", e))?;
         Ok(run)
     }
 

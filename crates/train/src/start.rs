@@ -46,7 +46,12 @@ impl Restart {
     pub(crate) fn find() -> Result<Option<Self>> {
         let Some(again) = again::found() else { return Ok(None) };
         let newest = match again.origin {
-            StartPoint::Checkpoint(_) => Some(Resume::in_folder(&again.folder)?),
+            StartPoint::Checkpoint(_) => {
+                again.folder.as_deref().map(Resume::in_folder).transpose()?
+            }
+            StartPoint::Copies(step) => {
+                Some(Resume { checkpoint: again::open_copy(step)?, run: again.folder.clone() })
+            }
             StartPoint::Beginning | StartPoint::Memory(_) => None,
         };
         Ok(Some(Self { again, newest }))
@@ -81,16 +86,20 @@ impl Restart {
                 let (first, samples) = again.first;
                 Start::Kept { step, samples: samples + step.saturating_sub(first) * batch }
             }
-            (StartPoint::Checkpoint(_), Some(newest)) => Start::Saved(newest),
+            (StartPoint::Checkpoint(_) | StartPoint::Copies(_), Some(newest)) => {
+                Start::Saved(newest)
+            }
             _ => asked,
         }
     }
 
-    /// The run's folder, as its user named it if that is where this process is.
-    pub(crate) fn folder(&self) -> PathBuf {
+    /// The run's folder, as its user named it if that is where this process is; nothing if the run had
+    /// none yet, or this host does not have it.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
         let here = std::env::current_dir().unwrap_or_default();
-        let within = self.again.folder.strip_prefix(here).map(Path::to_path_buf);
-        within.unwrap_or_else(|_| self.again.folder.clone())
+        let folder = self.again.folder.as_ref().filter(|folder| folder.is_dir())?;
+        let within = folder.strip_prefix(here).map(Path::to_path_buf);
+        Some(within.unwrap_or_else(|_| folder.clone()))
     }
 
     /// Where it goes on, in one word.
@@ -99,6 +108,7 @@ impl Restart {
             StartPoint::Beginning => "beginning",
             StartPoint::Checkpoint(_) => "checkpoint",
             StartPoint::Memory(_) => "memory",
+            StartPoint::Copies(_) => "copies",
         }
     }
 }

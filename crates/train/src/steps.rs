@@ -66,10 +66,17 @@ pub fn take_steps(
             time = begun.elapsed();
             result
         })?;
-        if !(result.loss.is_finite() && result.grad_norm.is_finite()) {
-            return Err(Error::failed(diverged(step, result, last, lr, session.remedies())));
+        match result.scaling {
+            Some(scaling) if scaling.overflowed => {
+                if session.is_least(scaling.loss_scale) {
+                    return Err(Error::failed(overflows(step, scaling.loss_scale)));
+                }
+            }
+            _ if !(result.loss.is_finite() && result.grad_norm.is_finite()) => {
+                return Err(Error::failed(diverged(step, result, last, lr, session.remedies())));
+            }
+            _ => last = Some(result.loss),
         }
-        last = Some(result.loss);
         let taken = TrainedStep { step, result, lr, time };
         let observed = observe(session, taken);
         let wish = match &observed {
@@ -95,6 +102,17 @@ enum Wish {
     GoOn,
     Stop,
     Fail,
+}
+
+/// The error of a step that overflowed although the loss scale cannot fall any further.
+fn overflows(step: usize, scale: f64) -> Problem {
+    Problem::new(format!("step {step} overflows in f16 with the loss scale {scale}"))
+        .because("the scale cannot fall below it, so that no further step would change anything")
+        .because("no weights were written")
+        .fix(
+            "precision.compute = \"bf16\"; a lower learning rate; or a smaller \
+             precision.min_loss_scale",
+        )
 }
 
 /// `remedies` are settings, besides the learning rate, that might help and are not yet on.
@@ -130,7 +148,7 @@ fn diverged(
 mod tests {
     use super::*;
 
-    const NAN: StepResult = StepResult { loss: f64::NAN, grad_norm: f64::NAN };
+    const NAN: StepResult = StepResult { loss: f64::NAN, grad_norm: f64::NAN, scaling: None };
 
     #[test]
     fn a_loss_that_was_never_a_number_is_not_blamed_on_the_learning_rate() {

@@ -13,19 +13,20 @@ use std::time::Duration;
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_sys::interrupt;
 
-use crate::checkpoints::{self, Checkpoints};
+use crate::checkpoints::{CHECKPOINTS, Checkpoints, RunFacts, Saving};
 use crate::metrics::{EvaluationLine, LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
-use crate::report::{Facts, Report};
+use crate::report::{Facts, GpuPeak, Report};
 use crate::resume::Resume;
 use crate::rundir::RunDir;
 use crate::start::{Restart, Start};
 use crate::steps::{TrainedStep, take_steps};
 use phalanx_bench::floor::{self, Effort};
-use phalanx_config::Loaded;
+use phalanx_config::{DeviceKind, Loaded};
 use phalanx_error::{Error, Problem, Result};
 use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
+use phalanx_ir::DType;
 use phalanx_models::hf;
 use phalanx_recovery::{Allowed, Spent};
 use phalanx_session::again;
@@ -80,12 +81,17 @@ fn run(
     let restart = Restart::find()?;
     let batch = loaded.config.train.batch_size.get() as u64;
     let start = Restart::start(restart.as_ref(), resumed, batch);
+    if restart.is_none() {
+        // A rank may be lost before the run has a folder: then it begins again.
+        allow_restarts(loaded, None, start.taken());
+    }
     let mut run = Run::prepare(loaded, tracing, &start, resumed.is_none())?;
     run.agree(trace.is_some())?;
     let listening = interrupt::listen();
-    let (folder, earlier) = match (first, &restart) {
-        (true, Some(restart)) => {
-            let (folder, earlier) = RunDir::reopen(&restart.folder(), loaded, start.taken().0)?;
+    let own = restart.as_ref().and_then(Restart::folder);
+    let (folder, earlier) = match (first, &own) {
+        (true, Some(own)) => {
+            let (folder, earlier) = RunDir::reopen(own, loaded, start.taken().0)?;
             (Some(folder), earlier)
         }
         (true, None) => {
@@ -95,7 +101,7 @@ fn run(
         }
         (false, _) => (None, Vec::new()),
     };
-    let mut report = Report::new(output, folder, run.facts(), run.plot());
+    let mut report = Report::new(output, folder, run.facts()?, run.plot());
     match (&restart, resumed) {
         (Some(restart), _) => report.restarted(restart, start.taken().0, &earlier)?,
         (None, Some(resumed)) => report.resumed(resumed.steps(), &earlier)?,
@@ -103,14 +109,14 @@ fn run(
     }
     let dir = report.folder().map(|folder| folder.path().to_path_buf());
     let facts = run.checkpoint_facts(&start);
-    run.checkpoints = Checkpoints::new(loaded, dir.as_deref(), facts);
-    if let (Some(dir), None) = (dir.as_ref(), &restart) {
+    run.checkpoints = Checkpoints::new(saving(loaded, dir.as_deref()), facts);
+    if let (Some(dir), None) = (dir.as_ref(), &own) {
         let lines = run.header(dir.display().to_string(), resumed);
         lines.iter().for_each(|line| report.header(line));
     }
     if let Some(dir) = &dir {
         let first = restart.as_ref().map_or(start.taken(), |restart| restart.again.first);
-        run.allow_restarts(dir, first);
+        allow_restarts(loaded, Some(dir), first);
     }
     run.measure_products(&mut report, restart.is_some());
     report.times.steps_begin();
@@ -180,7 +186,9 @@ impl<'a> Run<'a> {
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine(config.run.device);
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
-        let replay = match is_new && job::is_first() {
+        // One rank does not do what replicas do that train by themselves; `verify` compares those.
+        let alone = config.parallel.separate_replicas() > 1;
+        let replay = match is_new && job::is_first() && !alone {
             // Where ranks are processes, one of them repeats steps for all.
             true => Replay::prepare(loaded, &models, &lowered.settings)?,
             // The first steps of a run that goes on were taken earlier.
@@ -198,7 +206,8 @@ impl<'a> Run<'a> {
             Start::Kept { step, .. } => prepared.take_over(*step)?,
             Start::Saved(Resume { checkpoint, .. }) => {
                 let optimizer = &lowered.settings.optimizer;
-                let source = Restored::new(checkpoint, prepared.parameters(), optimizer)?;
+                let replicas = lowered.replicas();
+                let source = Restored::new(checkpoint, prepared.parameters(), optimizer, replicas)?;
                 prepared.resume(&source, checkpoint.manifest().step)?
             }
         };
@@ -227,7 +236,8 @@ impl<'a> Run<'a> {
         let sections = text.split("\n[").filter(|section| !section.starts_with("run]"));
         sections.for_each(|section| section.hash(&mut digest));
         (traces, seed, self.session.steps()).hash(&mut digest);
-        (config.run.checkpoint_every, config.run.checkpoint_minutes).hash(&mut digest);
+        let run = &config.run;
+        (run.checkpoint_every, run.checkpoint_minutes, run.copy_every).hash(&mut digest);
         self.session.agree("the configuration", digest.finish())?;
         if traces {
             self.session.trace_at(traced_step(config.train.steps.get()) as u64);
@@ -235,15 +245,29 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn facts(&self) -> Facts {
+    /// What steps on GPUs are compared with.
+    fn gpu_peak(&self) -> Result<Option<GpuPeak>> {
+        let config = &self.loaded.config;
+        if config.run.device == DeviceKind::Cpu {
+            return Ok(None);
+        }
+        let (gpus, sharing) = host::gpus(self.session.ranks())?;
+        let bf16 = DType::from(config.precision.compute) == DType::Bf16;
+        let peak = host::gpu()?.bf16_rate.filter(|_| bf16);
+        let planned = self.session.arena().min(sharing * self.session.rank_arena()) as u64;
+        Ok(Some(GpuPeak { flops_per_s: peak.map(|peak| peak * gpus as f64), planned }))
+    }
+
+    fn facts(&self) -> Result<Facts> {
         let train = &self.loaded.config.train;
-        Facts {
+        Ok(Facts {
             steps: train.steps.get(),
             log_every: train.log_every.get(),
             flops_per_step: self.session.flops_per_step(),
             gemm_seconds: None,
             planned: self.session.arena() as u64,
-        }
+            gpu: self.gpu_peak()?,
+        })
     }
 
     fn plot(&self) -> LossPlot {
@@ -260,40 +284,34 @@ impl<'a> Run<'a> {
     }
 
     /// What the manifests of checkpoints say of this run.
-    fn checkpoint_facts(&self, start: &Start<'_>) -> checkpoints::Facts {
+    fn checkpoint_facts(&self, start: &Start<'_>) -> RunFacts {
         let kinds = self.lowered.settings.optimizer.state_names().iter().copied().chain([FULL]);
-        checkpoints::Facts {
+        let elements = (self.parameters * self.lowered.replicas()) as u64;
+        RunFacts {
             seed: self.loaded.config.run.seed,
             corpus: self.corpus.describe(),
             model: self.network.architecture.spec().map(|spec| hf::config_text(&spec)),
             layout: self.session.layout().to_owned(),
             start: start.taken(),
             batch: self.loaded.config.train.batch_size.get() as u64,
-            kinds: kinds.map(|kind| (kind.to_owned(), self.parameters as u64)).collect(),
+            kinds: kinds.map(|kind| (kind.to_owned(), elements)).collect(),
         }
     }
 
     /// Saves the end of the run in a checkpoint, if it leaves any.
     fn save_checkpoint(&mut self, report: &mut Report) -> Result<()> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        checkpoints.at_end(&mut self.session, report)
-    }
-
-    /// Lets the launcher start the ranks again if one is lost.
-    fn allow_restarts(&self, folder: &Path, first: (u64, u64)) {
-        let config = &self.loaded.config.run;
-        let ranks = self.session.ranks();
-        let smaller = self.loaded.config.shrink(ranks - 1);
-        let fewer = smaller.map(|smaller| smaller.parallel.ranks().get());
-        let fewer = fewer.filter(|fewer| *fewer >= config.min_ranks.get());
-        let allowed = Allowed { restarts: config.restarts as u64, fewer };
-        let timeout = Duration::from_secs(config.timeout_s.get() as u64);
-        again::allow(folder, allowed, timeout, first);
+        let committed = checkpoints.at_end(&mut self.session)?;
+        committed.iter().try_for_each(|committed| report.saved(committed))
     }
 
     /// Measures how fast the products of a step are alone, which step lines are compared with. It
     /// only informs, so a run goes on without it. Who takes the place of others knows what they found.
     fn measure_products(&self, report: &mut Report, again: bool) {
+        // On a GPU, MFU says more: what the host would measure is mostly how fast it issues calls.
+        if self.loaded.config.run.device == DeviceKind::Cuda {
+            return report.compare_with(None);
+        }
         let recorder = job::recorder().map(|recorder| recorder.job());
         if again {
             return report.compare_with(recorder.and_then(|words| words.floor()));
@@ -324,6 +342,8 @@ impl<'a> Run<'a> {
                 lr: taken.lr,
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
+                loss_scale: result.scaling.map(|scaling| scaling.loss_scale),
+                skipped: result.scaling.map(|scaling| scaling.skipped),
             };
             // An error of the report concerns one process; so all evaluate before it counts.
             let mut reported = report.step(line, time);
@@ -335,8 +355,9 @@ impl<'a> Run<'a> {
             }
             report.times.step(step as u64);
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| step < steps) {
-                let saved = checkpoints.after_step(session, step as u64, report);
-                reported = reported.and(saved);
+                let saved = checkpoints.after_step(session, step as u64);
+                let told = |saved: Option<_>| saved.map_or(Ok(()), |saved| report.saved(&saved));
+                reported = reported.and(saved.and_then(told));
                 report.times.mark(Spent::Checkpoint);
             }
             reported.map(ControlFlow::Continue)
@@ -371,6 +392,35 @@ impl<'a> Run<'a> {
         let mut loader = corpus::training(loaded, &corpus)?;
         let rate = LearningRate::new(&loaded.config);
         replay.run(&*network.start(), &mut loader, &rate, report)
+    }
+}
+
+/// Lets the launcher start the ranks again if one is lost.
+fn allow_restarts(loaded: &Loaded, folder: Option<&Path>, first: (u64, u64)) {
+    let config = &loaded.config;
+    let mut smaller = [0; Allowed::LAYOUTS];
+    let mut ranks = config.parallel.ranks().get();
+    for own in &mut smaller {
+        let next = config.shrink(ranks - 1).map(|smaller| smaller.parallel.ranks().get());
+        let Some(next) = next.filter(|next| *next >= config.run.min_ranks.get()) else { break };
+        (*own, ranks) = (next, next);
+    }
+    let allowed = Allowed { restarts: config.run.restarts as u64, smaller };
+    let timeout = Duration::from_secs(config.run.timeout_s.get() as u64);
+    again::allow(folder, allowed, timeout, first);
+}
+
+/// When a run leaves checkpoints.
+fn saving(loaded: &Loaded, run: Option<&Path>) -> Saving {
+    let config = &loaded.config.run;
+    Saving {
+        root: run.map(|run| run.join(CHECKPOINTS)),
+        every: config.checkpoint_every,
+        period: (config.checkpoint_minutes > 0)
+            .then(|| Duration::from_secs(60 * config.checkpoint_minutes as u64)),
+        keep: config.keep.get(),
+        copy_every: config.copy_every,
+        config: loaded.config.anchored().to_toml(),
     }
 }
 

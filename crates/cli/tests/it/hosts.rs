@@ -145,18 +145,34 @@ fn agents_are_tasks_of_srun_or_told_their_place() {
         )
     };
     let words = ["--exec", "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR"];
-    let slurm = [
-        ("SLURM_PROCID", "1"),
-        ("SLURM_NTASKS", "2"),
-        ("SLURM_STEP_NUM_NODES", "2"),
-        ("SLURM_STEP_ID", "0"),
-        ("SLURM_STEP_NODELIST", "n[1-2]"),
-        ("SLURM_JOB_ID", "5"),
-    ];
-    let (code, [out, err]) = run(&[&["-n", "2"][..], &words].concat(), &slurm);
-    let mut lines: Vec<&str> = out.lines().collect();
-    lines.sort_unstable();
-    assert_eq!((code, &lines[..]), (Some(0), &["2/4 0 n1", "3/4 1 n1"][..]), "{err}");
+    let port = (20_000 + std::process::id() % 10_000).to_string();
+    let host = |number: &'static str| {
+        let slurm = [
+            ("SLURM_PROCID", number),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_NODELIST", "n[1-2]"),
+            ("SLURM_JOB_ID", "5"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port),
+        ];
+        run(&[&["-n", "2"][..], &words].concat(), &slurm)
+    };
+    let both = std::thread::scope(|scope| {
+        let other = scope.spawn(|| host("1"));
+        [host("0"), other.join().unwrap()]
+    });
+    for (first, (code, [out, err])) in [0, 2].into_iter().zip(&both) {
+        let mut lines: Vec<&str> = out.lines().collect();
+        lines.sort_unstable();
+        let expected = [0, 1].map(|at| format!("{}/4 {at} 127.0.0.1", first + at));
+        assert_eq!(
+            (*code, &lines[..]),
+            (Some(0), &expected.each_ref().map(|l| &l[..])[..]),
+            "{err}"
+        );
+    }
     let (code, [_, err]) = run(&[&["-n", "2"][..], &words].concat(), &[]);
     assert!(code == Some(2) && err.contains("this process is not a task of srun"), "{err}");
     let place = ["-n", "2", "--first", "3", "--ranks", "4", "--meet", "a:7000"];

@@ -18,6 +18,8 @@ mod interruptions;
 #[cfg(target_os = "linux")]
 mod limits;
 #[cfg(target_os = "linux")]
+mod lost_hosts;
+#[cfg(target_os = "linux")]
 mod mpi;
 #[cfg(target_os = "linux")]
 mod namespaces;

@@ -5,6 +5,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::command::phalanx;
 use crate::processes::{TINY, numbers, sets};
@@ -15,6 +16,9 @@ struct Cable {
 }
 
 const ADDRESSES: [&str; 2] = ["10.213.77.1", "10.213.77.2"];
+
+/// How many pairs of namespaces were made.
+static PAIRS: AtomicUsize = AtomicUsize::new(0);
 
 fn ip(words: &str) -> Result<(), String> {
     let output = Command::new("ip").args(words.split_whitespace()).output();
@@ -27,7 +31,7 @@ fn ip(words: &str) -> Result<(), String> {
 
 impl Cable {
     fn new() -> Result<Self, String> {
-        let own = std::process::id();
+        let own = format!("{}{}", std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
         let cable = Self { names: [format!("phx{own}a"), format!("phx{own}b")] };
         let [one, other] = &cable.names;
         ip(&format!("netns add {one}"))?;
@@ -90,4 +94,27 @@ fn two_hosts_have_the_bits_of_threads() {
     let keys = sets("parallel.tp=2 model.layers=2");
     let found = phalanx(dir.path(), &[&launch, &["verify"], TINY, &keys]).ok().json().remove(0);
     assert_eq!(found["ok"], true, "{found}");
+}
+
+/// A host is lost with its agent; copies of its shards have crossed the cable before.
+#[test]
+fn the_loss_of_one_of_two_hosts_is_survived() {
+    let dir = tempfile::tempdir().unwrap();
+    let _cable = prepare(dir.path());
+    let train = |name: &str, before: &[&str], fault: &str| {
+        let keys = format!(
+            "parallel.dp=2 parallel.zero=3 model.layers=2 train.steps=6 run.copy_every=2 run.name={name}"
+        );
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.current_dir(dir.path()).args(before).arg("train").args(TINY).args(sets(&keys));
+        let output = command.env("PHALANX_FAULT", fault).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{err}");
+        (err, std::fs::read(dir.path().join("runs").join(name).join("model.safetensors")).unwrap())
+    };
+    let (_, whole) = train("whole", &[], "");
+    let launch = ["launch", "-n", "2", "--hosts", "hosts", "--rsh", "./rsh", "--"];
+    let (err, weights) = train("a", &launch, "host rank=1 step=5 phase=B");
+    assert!(err.contains("going on from the hosts' copies after step 2 (restart 1"), "{err}");
+    assert!(weights == whole);
 }

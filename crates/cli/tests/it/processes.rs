@@ -127,7 +127,10 @@ fn refusals_are_told_once() {
     once(&[launch, TINY], &["the layout has 1 rank, but the job has 2 processes"]);
     once(&[launch, TINY, &["--set", "train.stepps=3"]], &["train.stepps", "train.steps"]);
     once(&[launch, TINY, TWO, &["--set", "run.dir=/proc/no"]], &["/proc/no"]);
-    once(&[launch, TINY, TWO, &["--set", "run.ranks=nccl"]], &["NCCL is not used yet"]);
+    once(
+        &[launch, TINY, TWO, &["--set", "run.ranks=nccl"]],
+        &["find by themselves how they exchange"],
+    );
     once(
         &[&["launch", "-n", "2", "--", "verify"], TINY, &["--set", "parallel.dp=4"]],
         &["the layout has 4 ranks, but the job has 2 processes"],

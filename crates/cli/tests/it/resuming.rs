@@ -12,7 +12,8 @@ use crate::command::{Done, SMALL, first_step, phalanx, under};
 
 /// Loss and gradient norm of each step, by its number.
 fn steps(done: &Done) -> BTreeMap<u64, (f64, f64)> {
-    let number = |line: &Value, key: &str| line[key].as_f64().unwrap();
+    // A step that overflows has no norm.
+    let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or(-1.0);
     let lines = done.json();
     let steps = lines.iter().filter(|line| line.get("step").is_some());
     let step = |line: &Value| {
@@ -48,7 +49,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 8] = [
+const LAYOUTS: [&[&str]; 11] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -69,6 +70,23 @@ const LAYOUTS: [&[&str]; 8] = [
         "parallel.schedule=breadth-first",
         "model.layers=4",
     ],
+    // The checkpoint after step 3 holds replicas that differ.
+    &[
+        "parallel.dp=2",
+        "parallel.tp=2",
+        "model.kv_heads=2",
+        "parallel.sync=local-sgd",
+        "parallel.sync_every=2",
+    ],
+    // The first steps overflow.
+    &[
+        "precision.compute=f16",
+        "precision.weights=f16",
+        "precision.initial_scale_power=27",
+        "precision.loss_scale_window=2",
+        "parallel.dp=2",
+    ],
+    &["optim.kind=lamb", "parallel.dp=2", "parallel.zero=2"],
 ];
 
 #[test]
@@ -174,6 +192,42 @@ fn a_killed_run_goes_on_with_the_same_bits() {
     assert!(last > 0, "no run was killed after its first checkpoint");
     go_on(dir, "runs/a", &[]).ok();
     assert!(weights(dir, "a") == weights(dir, "whole"), "other bits after {last} steps");
+}
+
+/// What torchrun and Slurm do after a failure: they start the same command again, and say how often.
+#[test]
+fn a_job_that_is_started_again_goes_on_from_its_newest_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let torch = [("TORCHELASTIC_RUN_ID", "a"), ("MASTER_ADDR", "b"), ("MASTER_PORT", "7")];
+    for (number, (job, count)) in [
+        (&torch[..], "TORCHELASTIC_RESTART_COUNT"),
+        (&[("SLURM_JOB_ID", "77")][..], "SLURM_RESTART_COUNT"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let start = |before: &str, steps: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+            command.current_dir(dir).args(["train", "--json"]).args(SMALL);
+            let name = format!("run.name=job{number}");
+            for set in [steps, "run.checkpoint_every=2", "optim.schedule=constant", &name] {
+                command.args(["--set", set]);
+            }
+            let output = command.envs(job.iter().copied()).env(count, before).output().unwrap();
+            let err = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.success(), "{err}");
+            (String::from_utf8(output.stdout).unwrap(), err)
+        };
+        let (first, _) = start("0", "train.steps=4");
+        assert!(first.starts_with("{\"step\":1,"), "{first}");
+        let (again, err) = start("1", "train.steps=6");
+        assert!(again.starts_with("{\"event\":\"resumed\",\"at_step\":4}"), "{again}");
+        assert!(err.contains("was started again: runs/job"), "{err}");
+        // Another job has another run, although it was started again, too.
+        let other = phalanx(dir, &[&["train", "--json"], SMALL, &["--set", "train.steps=1"]]).ok();
+        assert!(other.out.starts_with("{\"step\":1,"), "{}", other.out);
+    }
 }
 
 #[test]

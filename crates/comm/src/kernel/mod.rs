@@ -10,6 +10,7 @@ mod stream;
 pub(crate) use reduce::{Combine, Pointers, is_reducible, reduce};
 
 use crate::blocks::Strides;
+use crate::device::StridedRows;
 
 /// Where a block begins, and how far apart its rows are.
 #[derive(Clone, Copy)]
@@ -43,6 +44,11 @@ impl Place {
     }
 
     /// Whether the rows of a block follow each other directly.
+    /// The same for a device.
+    pub(crate) fn rows(&self) -> StridedRows {
+        StridedRows { base: self.base, outer: self.outer, row: self.row }
+    }
+
     pub(crate) fn is_dense(&self, shape: [usize; 3]) -> bool {
         let [outer, rows, len] = shape;
         (rows <= 1 || self.row == len) && (outer <= 1 || self.outer == rows * len)
@@ -62,16 +68,7 @@ pub(crate) struct Meter {
 /// All rows of `from` are readable, those of `to` writable, for this thread alone; they do not
 /// overlap unless the places are equal.
 pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut Meter) {
-    let [outer, rows, len] = if from.is_dense(shape) && to.is_dense(shape) {
-        [1, 1, shape[0] * shape[1] * shape[2]]
-    } else {
-        shape
-    };
-    // Strides of dims with one element do not matter.
-    let alike = (outer <= 1 || from.outer == to.outer) && (rows <= 1 || from.row == to.row);
-    if len == 0 || (from.base == to.base && alike) {
-        return;
-    }
+    let Some([outer, rows, len]) = to_copy(shape, from, to) else { return };
     for o in 0..outer {
         for r in 0..rows {
             // SAFETY: the caller guarantees every row of both places.
@@ -79,6 +76,17 @@ pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut
             meter.bytes += if from.foreign || to.foreign { len as u64 } else { 0 };
         }
     }
+}
+
+/// The shape of what a copy has to move, in as few rows as possible; nothing if there is nothing, or if it is
+/// in place already.
+pub(crate) fn to_copy(shape: [usize; 3], from: Place, to: Place) -> Option<[usize; 3]> {
+    let dense = from.is_dense(shape) && to.is_dense(shape);
+    let [outer, rows, len] = if dense { [1, 1, shape[0] * shape[1] * shape[2]] } else { shape };
+    // Strides of dims with one element do not matter.
+    let alike = (outer <= 1 || from.outer == to.outer) && (rows <= 1 || from.row == to.row);
+    let moves = outer * rows * len > 0 && !(from.base == to.base && alike);
+    moves.then_some([outer, rows, len])
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Element types as reductions see them: stored in one type, combined in another.
 
-use half::bf16;
+use half::{bf16, f16};
+use phalanx_ir::half::{f16_to_f32, f32_to_f16};
 
 /// A type whose values can be combined.
 pub(super) trait Number: Copy {
@@ -64,6 +65,30 @@ impl Number for bf16 {
         let quiet_nan = (bits >> 16) | 0x40;
         let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
         bf16::from_bits(if is_nan { quiet_nan } else { nearest } as u16)
+    }
+
+    #[inline(always)]
+    fn add(a: f32, b: f32) -> f32 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn max(a: f32, b: f32) -> f32 {
+        if a > b { a } else { b }
+    }
+}
+
+impl Number for f16 {
+    type Acc = f32;
+
+    #[inline(always)]
+    fn load(self) -> f32 {
+        f16_to_f32(self.to_bits())
+    }
+
+    #[inline(always)]
+    fn store(acc: f32) -> f16 {
+        f16::from_bits(f32_to_f16(acc))
     }
 
     #[inline(always)]

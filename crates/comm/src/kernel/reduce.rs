@@ -3,7 +3,7 @@
 //! Values stay in registers while the ranks are visited in order: every element is read once per
 //! rank and written once per target, and a target may also be a source.
 
-use half::bf16;
+use half::{bf16, f16};
 use phalanx_ir::DType;
 
 use super::number::Number;
@@ -15,7 +15,7 @@ const LANES: usize = 64;
 
 /// Whether values of this type can be combined.
 pub(crate) fn is_reducible(dtype: DType) -> bool {
-    matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::I32)
+    dtype != DType::Bool
 }
 
 /// What a reduction does, without the addresses.
@@ -86,7 +86,8 @@ unsafe fn row(combine: Combine, pointers: &Pointers, len: usize) {
             DType::F32 => chosen::<f32>(combine, pointers, len),
             DType::Bf16 => chosen::<bf16>(combine, pointers, len),
             DType::I32 => chosen::<i32>(combine, pointers, len),
-            DType::F16 | DType::Bool => unreachable!("refused when the call was started"),
+            DType::F16 => chosen::<f16>(combine, pointers, len),
+            DType::Bool => unreachable!("refused when the call was started"),
         }
     }
 }

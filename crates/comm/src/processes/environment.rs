@@ -20,6 +20,10 @@ pub mod names {
     pub const MEMORY: &str = "PHALANX_MEMORY";
     /// How many ports, from MASTER_PORT on, rank 0 may listen at: set by `phalanx agent`.
     pub const PORTS: &str = "PHALANX_PORTS";
+    /// How many times the ranks of the job were started before.
+    pub const EPOCH: &str = "PHALANX_EPOCH";
+    /// Where agents keep copies of the state: an address and the ranks there, for each host.
+    pub const STORES: &str = "PHALANX_STORES";
 }
 
 /// Who a process is in its job.
@@ -38,6 +42,9 @@ pub struct Environment {
     /// Whether `phalanx launch`, `phalanx agent` or `mpirun` started it: then that program tells people
     /// about lost processes.
     pub launched: bool,
+    /// How many times the ranks of the job were started before; processes of different epochs never
+    /// meet.
+    pub epoch: u64,
 }
 
 /// Where the ranks of a job meet.
@@ -103,7 +110,8 @@ impl Environment {
         };
         let (rank, ranks) = (place.rank, place.ranks);
         let launched = matches!(meet, MeetingPoint::Path(_)) || get(names::PORTS).is_some();
-        Ok(Some(Self { rank, ranks, local: place.local, meet, token, launched }))
+        let epoch = variables.number(names::EPOCH)?.unwrap_or(0) as u64;
+        Ok(Some(Self { rank, ranks, local: place.local, meet, token, launched, epoch }))
     }
 }
 

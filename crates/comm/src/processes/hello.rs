@@ -39,6 +39,16 @@ impl Token {
         Some(Self(bytes))
     }
 
+    /// The token of these bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// As bytes, for the start of a connection.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
     /// As text, for an environment variable.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -72,6 +82,8 @@ pub(super) struct Hello {
     pub(super) world: u64,
     /// The port at which the sender listens, if it is one.
     pub(super) port: u16,
+    /// Which processes of the job these are: those of another epoch are strangers.
+    pub(super) epoch: u64,
 }
 
 /// Bytes of a hello.
@@ -91,12 +103,12 @@ pub(super) enum Refusal {
 impl Hello {
     pub(super) fn new(token: Token, rank: usize, ranks: usize) -> Self {
         let (rank, ranks) = (rank as u32, ranks as u32);
-        Self { token, build: build(), units: units(), rank, ranks, world: 0, port: 0 }
+        Self { token, build: build(), units: units(), rank, ranks, world: 0, port: 0, epoch: 0 }
     }
 
     pub(super) fn bytes(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
-        let fields: [&[u8]; 8] = [
+        let fields: [&[u8]; 9] = [
             &MAGIC,
             &self.token.0,
             &self.build.to_le_bytes(),
@@ -105,6 +117,7 @@ impl Hello {
             &self.ranks.to_le_bytes(),
             &self.world.to_le_bytes(),
             &self.port.to_le_bytes(),
+            &self.epoch.to_le_bytes(),
         ];
         let mut at = 0;
         for field in fields {
@@ -124,6 +137,11 @@ impl Hello {
         }
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let epoch = u64::from_le_bytes(std::array::from_fn(|at| bytes[70 + at]));
+        // A process that was taken for lost and has woken up again must not disturb its successors.
+        if epoch != own.epoch {
+            return Err(Refusal::Stranger);
+        }
         let found = Self {
             token: own.token,
             build: long(40),
@@ -132,6 +150,7 @@ impl Hello {
             ranks: word(56),
             world: long(60),
             port: u16::from_le_bytes([bytes[68], bytes[69]]),
+            epoch,
         };
         found.check(own).map_err(Refusal::Unfit)?;
         Ok(found)
@@ -177,7 +196,7 @@ mod tests {
     use super::*;
 
     fn hello(rank: usize) -> Hello {
-        Hello { world: 7, port: 513, ..Hello::new(Token::of("job"), rank, 4) }
+        Hello { world: 7, port: 513, epoch: 3, ..Hello::new(Token::of("job"), rank, 4) }
     }
 
     #[test]
@@ -200,6 +219,14 @@ mod tests {
                 word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 (word >> 56) as u8
             });
+            assert_eq!(Hello::read(&bytes, &hello(0)), Err(Refusal::Stranger));
+        }
+    }
+
+    #[test]
+    fn processes_of_another_epoch_are_strangers() {
+        for epoch in [0, 2, 4, u64::MAX] {
+            let bytes = Hello { epoch, ..hello(1) }.bytes();
             assert_eq!(Hello::read(&bytes, &hello(0)), Err(Refusal::Stranger));
         }
     }

@@ -1,7 +1,9 @@
-//! Which ranks each host has: by a file that lists hosts, or by Slurm.
+//! Which ranks each host has: by a file that lists hosts, by an agent's place, or by Slurm.
 //!
 //! A file has a host on each line, as for Open MPI: `name slots=4`. A `#` begins a comment. This is
 //! pure: it reads text and variables that it is given.
+
+use std::ops::Range;
 
 use super::environment::{BadEnvironment, TRIES, Variables, bad, names, slurm};
 use super::hello::Token;
@@ -9,8 +11,6 @@ use super::hello::Token;
 /// Which ranks of a job one host has, and where all meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostShare {
-    /// The host's name; empty if it is this one.
-    pub host: String,
     /// Its first rank.
     pub first: usize,
     /// How many it has.
@@ -56,7 +56,7 @@ impl HostShare {
             return Err(bad("MASTER_PORT is not a port", "unset it: it follows from the job"));
         };
         let meet = (variables.text("MASTER_ADDR").unwrap_or(name), port);
-        Ok(Self { host: String::new(), first: host * count, count, ranks: hosts * count, meet })
+        Ok(Self { first: host * count, count, ranks: hosts * count, meet })
     }
 
     /// The variables of one of its ranks.
@@ -74,24 +74,32 @@ impl HostShare {
     }
 }
 
-impl HostShare {
-    /// The shares of hosts that a file lists, for this many ranks: each host gets as many as it has
-    /// slots, in the order of the file. They meet at the first host, at this port or a later one.
-    pub fn of_file(text: &str, ranks: usize, port: u16) -> Result<Vec<Self>, BadHostFile> {
-        let mut hosts: Vec<(usize, &str, usize)> = Vec::new();
+/// A host that a file lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedHost {
+    /// What a remote shell is given.
+    pub name: String,
+    /// How many ranks it may have.
+    pub slots: usize,
+}
+
+impl ListedHost {
+    /// The hosts of a file, which have room for this many ranks.
+    pub fn of_file(text: &str, ranks: usize) -> Result<Vec<Self>, BadHostFile> {
+        let mut hosts: Vec<(usize, Self)> = Vec::new();
         for (at, line) in text.lines().enumerate() {
             let (line, number) = (line.split('#').next().unwrap_or_default(), at + 1);
             let Some((name, slots)) = read_line(line, number)? else { continue };
-            if let Some((before, ..)) = hosts.iter().find(|(_, known, _)| *known == name) {
+            if let Some((before, _)) = hosts.iter().find(|(_, known)| known.name == name) {
                 return Err(BadHostFile {
                     line: Some(number),
                     problem: format!("{name} is on line {before} already"),
                     fix: "write each host once, with all its slots".to_owned(),
                 });
             }
-            hosts.push((number, name, slots));
+            hosts.push((number, Self { name: name.to_owned(), slots }));
         }
-        let slots: usize = hosts.iter().map(|(.., slots)| slots).sum();
+        let slots: usize = hosts.iter().map(|(_, host)| host.slots).sum();
         if slots < ranks {
             let (problem, fix) = match hosts.len() {
                 0 => ("no host is listed".to_owned(), "write a host on each line: name slots=4"),
@@ -104,17 +112,24 @@ impl HostShare {
             };
             return Err(BadHostFile { line: None, problem, fix: fix.to_owned() });
         }
-        let meet = (hosts[0].1.rsplit('@').next().unwrap_or_default().to_owned(), port);
-        let (mut shares, mut first) = (Vec::new(), 0);
-        for (_, name, slots) in hosts {
-            let (host, count, meet) = (name.to_owned(), slots.min(ranks - first), meet.clone());
-            if count > 0 {
-                shares.push(Self { host, first, count, ranks, meet });
-                first += count;
-            }
-        }
-        Ok(shares)
+        Ok(hosts.into_iter().map(|(_, host)| host).collect())
     }
+
+    /// The name by which other hosts reach it.
+    pub fn address(&self) -> &str {
+        self.name.rsplit('@').next().unwrap_or_default()
+    }
+}
+
+/// Which ranks each host gets that has so many slots: ranks fill them in order.
+pub fn fill_slots(slots: impl IntoIterator<Item = usize>, ranks: usize) -> Vec<Range<usize>> {
+    let mut first = 0;
+    let share = |slots: usize| {
+        let own = first..(first + slots).min(ranks);
+        first = own.end;
+        own
+    };
+    slots.into_iter().map(share).collect()
 }
 
 /// What is wrong with a file of hosts.
@@ -179,21 +194,21 @@ fn read_line(line: &str, number: usize) -> Result<Option<(&str, usize)>, BadHost
 mod tests {
     use super::*;
 
-    fn shares(text: &str, ranks: usize) -> Result<Vec<(String, usize, usize)>, BadHostFile> {
-        let all = HostShare::of_file(text, ranks, 7000)?;
-        assert!(all.iter().all(|own| own.ranks == ranks && own.meet.1 == 7000));
-        Ok(all.into_iter().map(|own| (own.host, own.first, own.count)).collect())
+    fn hosts(text: &str, ranks: usize) -> Result<Vec<(String, usize)>, BadHostFile> {
+        let all = ListedHost::of_file(text, ranks)?;
+        Ok(all.into_iter().map(|host| (host.address().to_owned(), host.slots)).collect())
     }
 
     #[test]
     fn ranks_fill_the_slots_of_hosts_in_order() {
         let text = "# two hosts\n\nnode-a slots=2 max_slots=4\n  user@10.0.0.2\tslots=3 # the large one\nc\n";
-        let at = |host: &str, first, count| (host.to_owned(), first, count);
-        assert_eq!(shares(text, 1).unwrap(), [at("node-a", 0, 1)]);
-        assert_eq!(shares(text, 4).unwrap(), [at("node-a", 0, 2), at("user@10.0.0.2", 2, 2)]);
-        let all = [at("node-a", 0, 2), at("user@10.0.0.2", 2, 3), at("c", 5, 1)];
-        assert_eq!(shares(text, 6).unwrap(), all);
-        assert_eq!(HostShare::of_file("u@h slots=2", 2, 1).unwrap()[0].meet.0, "h");
+        let listed = ["node-a", "10.0.0.2", "c"].map(str::to_owned).into_iter().zip([2, 3, 1]);
+        assert_eq!(hosts(text, 4).unwrap(), listed.collect::<Vec<_>>());
+        for (ranks, expected) in
+            [(1, [0..1, 1..1, 1..1]), (4, [0..2, 2..4, 4..4]), (6, [0..2, 2..5, 5..6])]
+        {
+            assert_eq!(fill_slots([2, 3, 1], ranks), expected);
+        }
     }
 
     #[test]
@@ -212,7 +227,7 @@ mod tests {
             ("a;reboot slots=4", Some(1), "is not the name of a host"),
             ("slots=4", Some(1), "is not the name of a host"),
         ] {
-            let error = shares(text, 4).unwrap_err();
+            let error = hosts(text, 4).unwrap_err();
             assert_eq!(error.line, line, "{text}");
             assert!(error.problem.contains(problem), "{text}: {}", error.problem);
             assert!(!error.fix.is_empty());

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use crate::hash::hash;
 
 /// A number that differs between builds: a hash of the running program's file.
-pub(super) fn build() -> u64 {
+pub fn build() -> u64 {
     static BUILD: OnceLock<u64> = OnceLock::new();
     *BUILD.get_or_init(|| {
         let version = hash(env!("CARGO_PKG_VERSION").as_bytes(), 0);

@@ -53,7 +53,7 @@ impl Membership {
         let (rank, ranks, token) = (mpi.rank(), mpi.ranks(), Token::of("mpi"));
         let (local, meet) = (None, MeetingPoint::Mpi);
         // mpirun tells people about lost processes.
-        let me = Environment { rank, ranks, local, meet, token, launched: true };
+        let me = Environment { rank, ranks, local, meet, token, launched: true, epoch: 0 };
         Self::come_together(&me, wait, Some(mpi), &|_| {})
     }
 
@@ -63,7 +63,8 @@ impl Membership {
         mpi: Option<&Arc<Mpi>>,
         tell: &dyn Fn(&str),
     ) -> Result<Self, CommError> {
-        let (hello, start) = (Hello::new(me.token, me.rank, me.ranks), Instant::now());
+        let hello = Hello { epoch: me.epoch, ..Hello::new(me.token, me.rank, me.ranks) };
+        let start = Instant::now();
         match me.rank {
             0 => Host { me, hello, wait, start, mpi, tell }.gather(),
             _ => Guest { me, hello, wait, start, mpi, tell }.come(),

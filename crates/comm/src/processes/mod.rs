@@ -25,6 +25,7 @@ mod world;
 
 pub use environment::{BadEnvironment, Environment, MeetingPoint, names};
 pub use hello::Token;
-pub use hosts::{BadHostFile, HostShare};
+pub use hosts::{BadHostFile, HostShare, ListedHost, fill_slots};
+pub use identity::build;
 pub use job::Membership;
 pub use launcher::{Processes, StateMemory};

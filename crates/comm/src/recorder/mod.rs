@@ -5,6 +5,7 @@
 //! after a process was killed, the launcher knows what it was doing; and while all live, anyone who
 //! may look into the launcher's files can see who waits for whom (`phalanx doctor`).
 
+mod mirror;
 mod text;
 mod words;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use phalanx_sys::SharedMemory;
 
+pub use mirror::{JobSnapshot, RankSnapshot, SeenEvent};
 pub use text::{Did, RecordedEvent};
 pub use words::{JobWords, RankWords};
 
@@ -165,7 +167,7 @@ mod tests {
         made.job().begin(2, 3, StartPoint::Memory(7));
         assert_eq!((own.job().epoch(), own.job().origin()), (2, StartPoint::Memory(7)));
         assert_eq!(own.job().allowed(), None);
-        let allowed = Allowed { restarts: 0, fewer: Some(2) };
+        let allowed = Allowed { restarts: 0, smaller: [2, 1, 0, 0, 0, 0, 0, 0] };
         own.job().allow("runs/a", allowed, Duration::from_secs(3), (4, 64));
         assert_eq!((made.job().allowed(), made.job().folder()), (Some(allowed), "runs/a".into()));
         assert_eq!((made.job().first(), made.job().timeout().as_secs()), ((4, 64), 3));

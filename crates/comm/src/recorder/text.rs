@@ -48,9 +48,9 @@ pub enum Did {
     Returned,
 }
 
-const ALL: [Did; 4] = [Did::Began, Did::Ended, Did::Called, Did::Returned];
-
 impl Did {
+    pub(super) const ALL: [Did; 4] = [Did::Began, Did::Ended, Did::Called, Did::Returned];
+
     /// The word in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ impl Event {
     pub(super) fn get(&self) -> Option<(u64, RecordedEvent)> {
         let stamp = self.stamp.load(Ordering::Acquire);
         let what = self.what.load(Ordering::Relaxed);
-        let did = *ALL.get((what >> 32) as usize)?;
+        let did = *Did::ALL.get((what >> 32) as usize)?;
         let op = (what as u32 as usize).checked_sub(1).and_then(|op| OpKind::ALL.get(op));
         let number = self.number.load(Ordering::Relaxed);
         let event = RecordedEvent {

@@ -19,22 +19,24 @@ pub struct JobWords {
     active: AtomicU64,
     origin: [AtomicU64; 2],
     /// One more than the restarts that are allowed; 0 before the run has said so.
-    allowed: AtomicU64,
-    fewer: AtomicU64,
-    timeout: AtomicU64,
-    first: [AtomicU64; 2],
+    pub(super) allowed: AtomicU64,
+    pub(super) smaller: [AtomicU64; Allowed::LAYOUTS],
+    pub(super) timeout: AtomicU64,
+    pub(super) first: [AtomicU64; 2],
     /// One more than the file descriptor of the memory that ranks share, in the first rank's process.
     world: AtomicU64,
-    over: AtomicBool,
-    spent: [AtomicU64; Spent::ALL.len()],
-    furthest: AtomicU64,
+    /// Whether ranks are on several hosts, and this recorder shows what others have seen.
+    spread: AtomicBool,
+    pub(super) over: AtomicBool,
+    pub(super) spent: [AtomicU64; Spent::ALL.len()],
+    pub(super) furthest: AtomicU64,
     restarts: AtomicU64,
-    marked: AtomicU64,
-    floor: AtomicU64,
+    pub(super) marked: AtomicU64,
+    pub(super) floor: AtomicU64,
     lost: AtomicU64,
     cause: Text<16>,
     phase: Text<4>,
-    folder: Text<512>,
+    pub(super) folder: Text<512>,
 }
 
 impl JobWords {
@@ -44,6 +46,7 @@ impl JobWords {
             StartPoint::Beginning => (0, 0),
             StartPoint::Checkpoint(step) => (1, step),
             StartPoint::Memory(step) => (2, step),
+            StartPoint::Copies(step) => (3, step),
         };
         self.origin[0].store(kind, Ordering::SeqCst);
         self.origin[1].store(step, Ordering::SeqCst);
@@ -51,6 +54,16 @@ impl JobWords {
         self.restarts.store(epoch, Ordering::SeqCst);
         self.world.store(0, Ordering::SeqCst);
         self.epoch.store(epoch, Ordering::SeqCst);
+    }
+
+    /// Says that ranks are on several hosts. Written by the launcher, before any rank runs.
+    pub fn set_spread(&self) {
+        self.spread.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether ranks are on several hosts: their processes have numbers of their hosts.
+    pub fn is_spread(&self) -> bool {
+        self.spread.load(Ordering::SeqCst)
     }
 
     /// The epoch that runs.
@@ -69,7 +82,8 @@ impl JobWords {
         match self.origin[0].load(Ordering::SeqCst) {
             0 => StartPoint::Beginning,
             1 => StartPoint::Checkpoint(step),
-            _ => StartPoint::Memory(step),
+            2 => StartPoint::Memory(step),
+            _ => StartPoint::Copies(step),
         }
     }
 
@@ -90,7 +104,9 @@ impl JobWords {
     pub fn allow(&self, folder: &str, allowed: Allowed, timeout: Duration, first: (u64, u64)) {
         self.folder.set(folder);
         self.timeout.store(timeout.as_millis() as u64, Ordering::SeqCst);
-        self.fewer.store(allowed.fewer.unwrap_or(0) as u64, Ordering::SeqCst);
+        for (word, ranks) in self.smaller.iter().zip(allowed.smaller) {
+            word.store(ranks as u64, Ordering::SeqCst);
+        }
         self.first[0].store(first.0, Ordering::SeqCst);
         self.first[1].store(first.1, Ordering::SeqCst);
         self.allowed.store(allowed.restarts.saturating_add(1), Ordering::SeqCst);
@@ -99,8 +115,8 @@ impl JobWords {
     /// What the run allows, if it has said so.
     pub fn allowed(&self) -> Option<Allowed> {
         let restarts = self.allowed.load(Ordering::SeqCst).checked_sub(1)?;
-        let fewer = self.fewer.load(Ordering::SeqCst) as usize;
-        Some(Allowed { restarts, fewer: (fewer > 0).then_some(fewer) })
+        let smaller = std::array::from_fn(|at| self.smaller[at].load(Ordering::SeqCst) as usize);
+        Some(Allowed { restarts, smaller })
     }
 
     /// The run's folder; empty before it is known.
@@ -179,18 +195,20 @@ const EVENTS: usize = 256;
 /// What one rank says. Its process alone writes it; the launcher clears it between epochs.
 #[repr(C, align(128))]
 pub struct RankWords {
-    process: AtomicU64,
-    begun: AtomicU64,
-    entered: AtomicU64,
-    done: AtomicU64,
-    panicked: AtomicBool,
+    pub(super) process: AtomicU64,
+    pub(super) begun: AtomicU64,
+    pub(super) entered: AtomicU64,
+    pub(super) done: AtomicU64,
+    pub(super) panicked: AtomicBool,
     /// When it did something last.
-    pulse: AtomicU64,
+    pub(super) pulse: AtomicU64,
     /// One more than the rank that it waits for; 0 if it does not.
-    waits_for: AtomicU64,
+    pub(super) waits_for: AtomicU64,
     /// Whether it waits for all others between commands.
-    meets: AtomicBool,
-    phase: Text<2>,
+    pub(super) meets: AtomicBool,
+    /// Whether it is stopped, as far as its own host has said.
+    pub(super) stopped: AtomicBool,
+    pub(super) phase: Text<2>,
     /// How many events were recorded.
     count: AtomicU64,
     events: [Event; EVENTS],
@@ -205,6 +223,7 @@ impl RankWords {
         self.panicked.store(false, Ordering::SeqCst);
         self.waits_for.store(0, Ordering::SeqCst);
         self.meets.store(false, Ordering::SeqCst);
+        self.stopped.store(false, Ordering::SeqCst);
         self.phase.set("");
         let step = from.step();
         let inside = !matches!(from, StartPoint::Memory(_));
@@ -324,14 +343,25 @@ impl RankWords {
         self.pulse.store(at, Ordering::Relaxed);
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let step = self.begun.load(Ordering::Relaxed);
-        self.events[number as usize % EVENTS].set(number, &Noted { at, step, did, label, call });
+        self.place(number, &Noted { at, step, did, label, call });
+    }
+
+    pub(super) fn place(&self, number: u64, noted: &Noted<'_>) {
+        self.events[number as usize % EVENTS].set(number, noted);
+    }
+
+    /// Whether its host has said that it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
     }
 
     /// The last events, the newest last. Events that are being written are left out.
     pub fn events(&self) -> Vec<RecordedEvent> {
-        let mut all: Vec<(u64, RecordedEvent)> =
-            self.events.iter().filter_map(Event::get).collect();
+        let mut all: Vec<(u64, RecordedEvent)> = self.numbered().collect();
         all.sort_by_key(|(number, _)| *number);
         all.into_iter().map(|(_, event)| event).collect()
+    }
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (u64, RecordedEvent)> {
+        self.events.iter().filter_map(Event::get)
     }
 }

@@ -16,6 +16,7 @@ use super::entries::{self, Key, Publisher};
 use super::wall::{Origin, Wall};
 use crate::blocks::Strides;
 use crate::call::{Call, CollectiveOp};
+use crate::device::CallNote;
 use crate::error::{CommError, Side};
 use crate::group::Group;
 use crate::header::Header;
@@ -105,16 +106,20 @@ impl Board {
         sequence: u64,
         posting: Posting,
         op: CollectiveOp<'_>,
+        note: Option<&CallNote>,
     ) {
         let slot = self.slot(me, sequence);
         // SAFETY: no other rank writes, and by the caller's guarantee none reads any more. The ring
-        // has room for two counts for each member.
+        // has room for two counts for each member, and for a note.
         unsafe {
             (*slot.posting.get()).write(posting);
             if let CollectiveOp::AllToAllRagged { send, receive } = op {
                 let counts = self.counts(me, sequence);
                 counts.copy_from_nonoverlapping(send.as_ptr(), self.len());
                 counts.add(self.len()).copy_from_nonoverlapping(receive.as_ptr(), self.len());
+            }
+            if let Some(note) = note {
+                self.note_at(me, sequence).write(*note);
             }
         }
         slot.stamp.store(sequence + 1, Ordering::SeqCst);
@@ -155,6 +160,15 @@ impl Board {
         let counts =
             unsafe { std::slice::from_raw_parts(self.counts(member, sequence), 2 * self.len()) };
         counts.split_at(self.len())
+    }
+
+    /// What a member has noted about its call.
+    ///
+    /// # Safety
+    /// As for `posting`; and the member posted a note.
+    pub(super) unsafe fn note(&self, member: usize, sequence: u64) -> &CallNote {
+        // SAFETY: as for the posting.
+        unsafe { &*self.note_at(member, sequence) }
     }
 
     /// Compares what all members have posted as call `sequence`.
@@ -226,12 +240,20 @@ impl Board {
         let counts: *const usize = slots.wrapping_add(self.depth as usize).cast();
         counts.wrapping_add(at * 2 * self.len()).cast_mut()
     }
+
+    /// The note of a slot; notes follow all counts.
+    fn note_at(&self, member: usize, sequence: u64) -> *mut CallNote {
+        let (at, end) = ((sequence & (self.depth - 1)) as usize, self.depth);
+        let notes: *mut CallNote =
+            self.counts(member, 0).wrapping_add(end as usize * 2 * self.len()).cast();
+        notes.wrapping_add(at)
+    }
 }
 
 const NOT_FOUND: *const Ring = std::ptr::null();
 
-/// One member's calls: slots follow it, then for each slot room for the counts of a ragged call. Two
-/// cache lines, because processors fetch them in pairs.
+/// One member's calls: slots follow it, then for each slot room for the counts of a ragged call, then for each
+/// a note. Two cache lines, because processors fetch them in pairs.
 #[repr(C, align(128))]
 pub(super) struct Ring {
     progress: AtomicU64,
@@ -248,7 +270,8 @@ impl Ring {
     /// Bytes of a ring of this many slots for a group of `n`; `None` if there is no such number.
     pub(super) fn bytes(depth: usize, n: usize) -> Option<usize> {
         let counts = n.checked_mul(2 * size_of::<usize>())?;
-        depth.checked_mul(size_of::<Slot>().checked_add(counts)?)?.checked_add(size_of::<Self>())
+        let slot = size_of::<Slot>().checked_add(counts)?.checked_add(size_of::<CallNote>())?;
+        depth.checked_mul(slot)?.checked_add(size_of::<Self>())
     }
 
     /// Writes a new ring of this many slots.

@@ -10,11 +10,12 @@ use super::board::{Board, Posting};
 use super::entries::Publisher;
 use super::idle::{Goal, Waited};
 use super::movement::Scratch;
-use super::progress::{Outstanding, Stage};
+use super::progress::{Outstanding, Stage, device_error};
 use super::staging::{NoRoom, Staging};
 use super::world::{Shared, Stopper};
 use crate::call::{Call, CollectiveOp};
 use crate::communicator::{Busy, Communicator, Handle, Stop};
+use crate::device::{CallNote, DeviceMover};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
 use crate::sanity::{self, Member};
@@ -43,6 +44,10 @@ pub(crate) struct Endpoint {
     pub(super) waited: Waited,
     /// If ranks do not see all of each other's memory.
     pub(super) staging: Option<Staging>,
+    /// If calls move a device's memory.
+    pub(super) device: Option<Box<dyn DeviceMover>>,
+    /// Lists of marks that are used again.
+    pub(super) unused: Vec<Vec<u64>>,
 }
 
 // SAFETY: the raw pointers in outstanding calls are only followed under the rules of `start`,
@@ -97,6 +102,8 @@ impl Endpoint {
             traffic: Traffic::default(),
             waited: Waited::default(),
             staging,
+            device: None,
+            unused: Vec::new(),
         };
         let id = endpoint.join(&world, None, rank)?;
         endpoint.known.insert(world, GroupId(id as u32));
@@ -203,11 +210,16 @@ impl Endpoint {
         if !self.groups[group].has_room() {
             self.wait_until(Goal::Room(group))?;
         }
-        let (send, receive, is_staged) = match self.staging {
-            None => (send, receive, false),
+        let (send, receive, is_staged) = match (&self.staging, &self.device) {
+            (None, _) => (send, receive, false),
+            (Some(_), Some(_)) => {
+                self.own.name(&self.shared.wall, call.site)?;
+                (send, receive, false)
+            }
             // SAFETY: the caller follows the rules of `start`, and the call is valid.
-            Some(_) => unsafe { self.share(call, send, receive)? },
+            (Some(_), None) => unsafe { self.share(call, send, receive)? },
         };
+        let note = self.announce(group, send, receive)?;
         let origin = self.shared.wall.origin;
         let (send, receive) = (origin.spot(send), origin.spot(receive));
         let local = &mut self.groups[group];
@@ -215,18 +227,39 @@ impl Endpoint {
         local.posted += 1;
         // SAFETY: this endpoint alone posts for its rank, numbers are consecutive, and there is
         // room: all members have finished the call that was in the slot.
-        unsafe { local.board.post(local.me, sequence, posting, call.op) };
+        unsafe { local.board.post(local.me, sequence, posting, call.op, note.as_ref()) };
         if let Some(watch) = &self.shared.options.watch {
             watch.began(call.op.kind(), &local.board.name, sequence, call.site);
         }
         self.shared.wake_members(&local.board, local.me);
         let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
-        let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged };
+        let ends = self.unused.pop().unwrap_or_default();
+        let call =
+            Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged, ends };
         let index = self.store(call);
         if let (true, Some(staging)) = (is_staged, &mut self.staging) {
             staging.began(index as usize);
         }
         Ok(Handle(index))
+    }
+
+    /// On a device: marks that the buffers of the next call of a group are ready.
+    fn announce(
+        &mut self,
+        group: usize,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Option<CallNote>, CommError> {
+        let slot = self.slot(group, self.groups[group].posted);
+        let Some(device) = &mut self.device else { return Ok(None) };
+        let note = device.announce(slot, send, receive);
+        note.map(Some).map_err(|error| device_error(self.rank, error))
+    }
+
+    /// The number of the slot that a call of a group takes, among those of all groups.
+    pub(super) fn slot(&self, group: usize, sequence: u64) -> u64 {
+        let depth = self.groups[group].board.depth();
+        group as u64 * depth + sequence % depth
     }
 
     /// Publishes what other processes need to know of a call: the name of its site, and what lies in
@@ -289,7 +322,15 @@ impl Communicator for Endpoint {
     }
 
     fn memory(&self) -> MemoryKind {
-        MemoryKind::HOST
+        self.device.as_ref().map_or(MemoryKind::HOST, |device| device.memory())
+    }
+
+    fn attach(&mut self, mover: Box<dyn DeviceMover>) -> Result<(), Box<dyn DeviceMover>> {
+        if !self.order.is_empty() {
+            return Err(mover);
+        }
+        self.device = Some(mover);
+        Ok(())
     }
 
     fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {

@@ -9,6 +9,7 @@
 use super::board::{Board, Posting};
 use crate::blocks::{Strides, part};
 use crate::call::{OpKind, ReduceOp};
+use crate::device::{Combining, DeviceMover, Reached, StridedRows};
 use crate::header::NOBODY;
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
@@ -22,6 +23,9 @@ pub(super) struct Scratch {
     sources: Vec<Place>,
     targets: Vec<Place>,
     pointers: Pointers,
+    /// The calls of all members, if they move a device's memory; this rank's own has no entry that is used.
+    pub(super) reached: Vec<Reached>,
+    rows: Vec<StridedRows>,
 }
 
 /// The part of one call that one member does.
@@ -35,6 +39,10 @@ pub(super) struct Movement<'a> {
     /// Whether every member runs on its own core.
     pub(super) stream: bool,
     pub(super) meter: Meter,
+    /// Who moves memory that the processor cannot address.
+    pub(super) device: Option<&'a mut dyn DeviceMover>,
+    /// What the device said first if it failed.
+    pub(super) failed: Option<String>,
 }
 
 impl Movement<'_> {
@@ -79,17 +87,18 @@ impl Movement<'_> {
             OpKind::Receive => 0,
             _ => (self.me + 1) % self.board.len(),
         };
-        // SAFETY: the caller guarantees the peer's memory.
-        let send = unsafe { self.board.at(self.board.posting(peer, self.sequence).send) };
         let row = header.shape[2] * self.size();
+        // SAFETY: the caller guarantees the peer's memory.
+        let [send, _] = unsafe { self.buffers(peer) };
         let mut room = [0u8; 64];
-        let mut done = 0;
+        let spare = self.device.as_mut().and_then(|device| device.spare().ok());
+        let (base, mut done) = (spare.unwrap_or(room.as_mut_ptr()), 0);
         while done < room.len() {
             let len = row.min(room.len() - done);
             let from = Place { base: send, outer: 0, row: 0, foreign: true };
-            let to = Place { base: room[done..].as_mut_ptr(), outer: 0, row: 0, foreign: false };
+            let to = Place { base: base.wrapping_add(done), outer: 0, row: 0, foreign: false };
             // SAFETY: `len` bytes are in the peer's first row, and left in the room.
-            unsafe { kernel::copy([1, 1, len], from, to, &mut self.meter) };
+            unsafe { self.move_rows([1, 1, len], from, to) };
             done += len;
         }
         std::hint::black_box(room);
@@ -99,15 +108,54 @@ impl Movement<'_> {
         self.own.header.dtype.size()
     }
 
+    /// Where a member's buffers are; on a device they are ready for what is issued from here on.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn buffers(&mut self, member: usize) -> [*mut u8; 2] {
+        if let Some(device) = self.device.as_mut().filter(|_| member != self.me) {
+            let Reached { send, receive, begin, .. } = self.scratch.reached[member];
+            let ready = device.after(begin);
+            self.keep(ready);
+            return [send, receive];
+        }
+        // SAFETY: the caller guarantees the posting.
+        let posting = unsafe { self.board.posting(member, self.sequence) };
+        [self.board.at(posting.send), self.board.at(posting.receive)]
+    }
+
     /// Where a member's block `block` lies.
     ///
     /// # Safety
     /// As for [`Movement::run`].
-    unsafe fn source(&self, member: usize, block: usize) -> Place {
+    unsafe fn source(&mut self, member: usize, block: usize) -> Place {
         // SAFETY: the caller guarantees the posting.
-        let posting = unsafe { self.board.posting(member, self.sequence) };
-        let base = self.board.at(posting.send);
+        let ([base, _], posting) =
+            unsafe { (self.buffers(member), self.board.posting(member, self.sequence)) };
         Place { foreign: member != self.me, ..Place::of(base, posting.source, block, self.size()) }
+    }
+
+    /// Keeps the first failure of the device.
+    fn keep(&mut self, done: Result<(), String>) {
+        self.failed = self.failed.take().or(done.err());
+    }
+
+    /// Copies rows of bytes, and counts them.
+    ///
+    /// # Safety
+    /// As for [`kernel::copy`].
+    unsafe fn move_rows(&mut self, shape: [usize; 3], from: Place, to: Place) {
+        let Some(device) = &mut self.device else {
+            // SAFETY: the caller's promises are passed on.
+            unsafe { kernel::copy(shape, from, to, &mut self.meter) };
+            return;
+        };
+        let Some(shape) = kernel::to_copy(shape, from, to) else { return };
+        // SAFETY: the caller's promises are passed on; what belongs to others is ready.
+        let done = unsafe { device.copy(shape, from.rows(), to.rows()) };
+        self.keep(done);
+        let foreign = from.foreign || to.foreign;
+        self.meter.bytes += if foreign { shape.iter().product::<usize>() as u64 } else { 0 };
     }
 
     fn target(&self, block: usize) -> Place {
@@ -123,7 +171,10 @@ impl Movement<'_> {
         let shape = [outer, rows, len * self.size()];
         let to = self.target(to);
         // SAFETY: the caller guarantees both blocks.
-        unsafe { kernel::copy(shape, self.source(member, block), to, &mut self.meter) };
+        unsafe {
+            let from = self.source(member, block);
+            self.move_rows(shape, from, to);
+        }
     }
 
     /// Copies one block of every member; the one of member `i` becomes block `i` here.
@@ -148,12 +199,12 @@ impl Movement<'_> {
                 let (gives, _) = self.board.ragged(member, self.sequence);
                 let (_, takes) = self.board.ragged(self.me, self.sequence);
                 let before = |counts: &[usize], i: usize| counts[..i].iter().sum::<usize>() * unit;
-                let from = self.board.at(self.board.posting(member, self.sequence).send);
-                let from = from.wrapping_add(before(gives, self.me));
+                let (skipped, bytes) = (before(gives, self.me), takes[member] * unit);
                 let to = self.board.at(self.own.receive).wrapping_add(before(takes, member));
+                let from = self.buffers(member)[0].wrapping_add(skipped);
                 let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
                 let to = Place { base: to, outer: 0, row: 0, foreign: false };
-                kernel::copy([1, 1, takes[member] * unit], from, to, &mut self.meter);
+                self.move_rows([1, 1, bytes], from, to);
             }
         }
     }
@@ -187,11 +238,8 @@ impl Movement<'_> {
         self.scratch.targets.clear();
         for member in 0..n {
             // SAFETY: the caller guarantees all postings.
-            let (source, first_target) = unsafe {
-                let first_target = (me + member) % n;
-                let posting = self.board.posting(first_target, self.sequence);
-                (self.source(member, 0), self.board.at(posting.receive))
-            };
+            let (source, [_, first_target]) =
+                unsafe { (self.source(member, 0), self.buffers((me + member) % n)) };
             let base = source.base.wrapping_add(start);
             self.scratch.sources.push(Place { base, ..source });
             // Its own target comes first, because only that one may accumulate.
@@ -213,8 +261,21 @@ impl Movement<'_> {
             accumulate: header.accumulate,
             stream: self.stream && shape[2] * self.size() >= STREAMED_BYTES,
         };
-        let Scratch { sources, targets, pointers } = &mut *self.scratch;
-        // SAFETY: the caller's promises are passed on.
-        unsafe { kernel::reduce(combine, shape, sources, targets, pointers, &mut self.meter) };
+        let Scratch { sources, targets, pointers, rows, .. } = &mut *self.scratch;
+        let Some(device) = &mut self.device else {
+            // SAFETY: the caller's promises are passed on.
+            unsafe { kernel::reduce(combine, shape, sources, targets, pointers, &mut self.meter) };
+            return;
+        };
+        rows.clear();
+        rows.extend(sources.iter().chain(targets.iter()).map(Place::rows));
+        let (from, to) = rows.split_at(sources.len());
+        let Combine { dtype, reduction: op, accumulate, .. } = combine;
+        // SAFETY: the caller's promises are passed on; what belongs to others is ready.
+        let done = unsafe { device.reduce(Combining { dtype, op, accumulate }, shape, from, to) };
+        let foreign = sources.iter().chain(targets.iter()).filter(|place| place.foreign).count();
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        self.keep(done);
+        self.meter.bytes += (foreign * bytes) as u64;
     }
 }

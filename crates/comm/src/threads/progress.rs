@@ -7,10 +7,11 @@
 use std::time::{Duration, Instant};
 
 use super::board::Posting;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Local};
 use super::movement::Movement;
 use crate::blocks::Strides;
 use crate::call::OpKind;
+use crate::device::{DeviceMover, Reached};
 use crate::error::CommError;
 use crate::kernel::Meter;
 use crate::site::Site;
@@ -31,6 +32,8 @@ pub(super) struct Outstanding {
     pub(super) tag: u32,
     /// Whether others read and write copies of its buffers.
     pub(super) is_staged: bool,
+    /// On a device: the marks at which others have ended their parts, as far as they touch this rank's memory.
+    pub(super) ends: Vec<u64>,
 }
 
 /// What a call waits for.
@@ -71,7 +74,7 @@ impl Endpoint {
             let stage = self.calls[index].stage;
             let on = match stage {
                 Stage::Arrive => self.arrive(index)?,
-                Stage::Release => self.release(index),
+                Stage::Release => self.release(index)?,
                 Stage::Done | Stage::Free => false,
             };
             if !on {
@@ -98,6 +101,7 @@ impl Endpoint {
         // SAFETY: all members have posted, and this one's progress is not past the call.
         unsafe { local.board.check(sequence)? };
         let kind = call.posting.header.kind;
+        self.reach_all(index)?;
         let planted = self.shared.options.planted_copy == Some(kind);
         // SAFETY: all have posted and match; no member leaves before this member's progress allows
         // it.
@@ -108,8 +112,34 @@ impl Endpoint {
             }
         })?;
         self.traffic.add(self.calls[index].tag, kind, 1, bytes);
+        let slot = self.slot(self.calls[index].group, sequence);
+        if let Some(device) = &mut self.device {
+            device.finished(slot).map_err(|error| device_error(self.rank, error))?;
+        }
         self.finish(index);
         Ok(true)
+    }
+
+    /// On a device: finds the buffers and marks of all members of a call that all have posted.
+    fn reach_all(&mut self, index: usize) -> Result<(), CommError> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        let call = &mut self.calls[index];
+        let Local { board, me, .. } = &self.groups[call.group];
+        self.scratch.reached.clear();
+        for member in 0..board.len() {
+            // SAFETY: all members have posted the call with a note, and this one's progress is not
+            // past it.
+            let note = unsafe { board.note(member, call.sequence) };
+            let reached = match member == *me {
+                true => Reached::nothing(),
+                false => device.reach(note).map_err(|error| device_error(self.rank, error))?,
+            };
+            if member != *me && is_touched_by(&call.posting, *me, member) {
+                call.ends.push(reached.end);
+            }
+            self.scratch.reached.push(reached);
+        }
+        Ok(())
     }
 
     /// Reports that this rank touches no other memory for the call any more.
@@ -123,16 +153,23 @@ impl Endpoint {
     }
 
     /// Ends the call if all members that touch this rank's memory have finished.
-    fn release(&mut self, index: usize) -> bool {
+    fn release(&mut self, index: usize) -> Result<bool, CommError> {
         let call = &mut self.calls[index];
         let local = &self.groups[call.group];
         let (board, me) = (&local.board, local.me);
         while call.seen < board.len() {
             let touches = call.seen != me && is_touched_by(&call.posting, me, call.seen);
             if touches && board.progress(call.seen) <= call.sequence {
-                return false;
+                return Ok(false);
             }
             call.seen += 1;
+        }
+        // Their marks are in their queues now.
+        if let Some(device) = &mut self.device {
+            for end in call.ends.drain(..) {
+                device.after(end).map_err(|error| device_error(self.rank, error))?;
+            }
+            self.unused.push(std::mem::take(&mut call.ends));
         }
         call.stage = Stage::Done;
         let (kind, site) = (call.posting.header.kind, call.posting.site);
@@ -143,7 +180,7 @@ impl Endpoint {
         if call.is_staged {
             self.unstage(index);
         }
-        true
+        Ok(true)
     }
 
     /// Takes the result of a call that has ended from where other ranks have written it.
@@ -173,6 +210,8 @@ impl Endpoint {
             scratch: &mut self.scratch,
             stream: self.shared.spin,
             meter: Meter::default(),
+            device: self.device.as_deref_mut().map(|device| device as &mut dyn DeviceMover),
+            failed: None,
         };
         let sound = self.shared.touch(self.rank, || {
             // Large moves do not count as waiting; small ones are not worth a look at the clock.
@@ -180,11 +219,18 @@ impl Endpoint {
             work(&mut movement);
             self.waited.moving += start.map_or(Duration::ZERO, |start| start.elapsed());
         });
-        match sound {
-            Some(()) => Ok(movement.meter.bytes),
-            None => Err(self.aborted()),
+        match (sound, movement.failed) {
+            (Some(()), None) => Ok(movement.meter.bytes),
+            (Some(()), Some(error)) => Err(device_error(self.rank, error)),
+            (None, _) => Err(self.aborted()),
         }
     }
+}
+
+/// The error of a rank whose device failed.
+#[cold]
+pub(super) fn device_error(rank: usize, error: String) -> CommError {
+    CommError::System { what: format!("the device of rank {rank}"), error }
 }
 
 /// Whether a member touches memory of `me` for this call.

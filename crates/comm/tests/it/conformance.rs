@@ -7,7 +7,7 @@ use super::attached::Attached;
 use super::suite::{self, Settings, Transport, Work};
 
 /// A transport by its launcher.
-struct Launched<F>(F);
+pub(crate) struct Launched<F>(pub(crate) F);
 
 impl<L: Launcher, F: Fn(usize, Options) -> L> Transport for Launched<F> {
     fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ mod environments;
 mod manifests;
 mod mpi;
 mod processes;
+mod queued;
 mod same;
 mod shared;
 mod strangers;

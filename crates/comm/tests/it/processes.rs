@@ -30,7 +30,7 @@ fn port() -> MeetingPoint {
 
 fn environment(rank: usize, ranks: usize, meet: &MeetingPoint) -> Environment {
     let (meet, token) = (meet.clone(), Token::of("test"));
-    Environment { rank, ranks, local: None, meet, token, launched: false }
+    Environment { rank, ranks, local: None, meet, token, launched: false, epoch: 0 }
 }
 
 /// Lets processes meet, each on a thread of its own; gives what each found.

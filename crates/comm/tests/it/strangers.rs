@@ -89,7 +89,7 @@ fn strangers_do_not_disturb_a_meeting_or_its_worlds() {
         let meet = MeetingPoint::Host { host: "127.0.0.1".into(), ports: vec![at.port()] };
         let own = |rank| {
             let (meet, token) = (meet.clone(), Token::of("own"));
-            Environment { rank, ranks: 2, local: None, meet, token, launched: false }
+            Environment { rank, ranks: 2, local: None, meet, token, launched: false, epoch: 0 }
         };
         let rank = |rank: usize| {
             if rank == 1 {

@@ -14,6 +14,8 @@ mod blocks;
 mod call;
 #[path = "../../src/communicator.rs"]
 mod communicator;
+#[path = "../../src/device.rs"]
+mod device;
 #[path = "../../src/element.rs"]
 mod element;
 #[path = "../../src/error.rs"]

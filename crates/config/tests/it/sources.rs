@@ -276,7 +276,9 @@ fn a_presets_pipeline_yields_to_a_user_who_has_none() {
 /// Every named schedule takes one stage: the contract's small preset runs with any of them.
 #[test]
 fn one_stage_takes_any_named_schedule() {
-    for word in phalanx_config::PipelineSchedule::words() {
+    // Two directions need two stages.
+    for word in phalanx_config::PipelineSchedule::words().iter().filter(|word| **word != "chimera")
+    {
         let sources = Sources::default().preset("tiny").set("train.microbatches=4");
         let config = load(sources.set(format!("parallel.schedule={word}")));
         assert_eq!(config.parallel.schedule.write(), format!("\"{word}\""));

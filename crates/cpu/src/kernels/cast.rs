@@ -1,6 +1,6 @@
 //! Casts between stored types.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::inlined::inlined;
 use crate::element::{CpuElement, vectorized};
@@ -47,6 +47,7 @@ scalar! {
     f64: |x| x, |v| v;
     f32: |x| f64::from(x), |v| v as f32;
     bf16: |x| f64::from(x.load()), |v| bf16::store(v as f32);
+    f16: |x| f64::from(x.load()), |v| f16::store(v as f32);
     i32: |x| f64::from(x), |v| v as i32;
     u8: |x| f64::from(x), |v| u8::from(v != 0.0);
 }

@@ -7,7 +7,7 @@
 
 mod functions;
 
-use half::bf16;
+use half::{bf16, f16};
 use phalanx_ir::ops::{BinaryKind, CompareKind, UnaryKind};
 
 use super::inlined::inlined;
@@ -137,14 +137,20 @@ macro_rules! ordered_by_value {
 
 ordered_by_value!(f32, f64, i32, u8);
 
-impl Ordered for bf16 {
-    type Key = f32;
+macro_rules! ordered_as_loaded {
+    ($($type:ty),*) => {$(
+        impl Ordered for $type {
+            type Key = f32;
 
-    #[inline(always)]
-    fn key(self) -> f32 {
-        self.load()
-    }
+            #[inline(always)]
+            fn key(self) -> f32 {
+                self.load()
+            }
+        }
+    )*};
 }
+
+ordered_as_loaded!(bf16, f16);
 
 struct MapTo<'a, T> {
     x: &'a [T],

@@ -201,6 +201,26 @@ fn transpose_tile<T: Copy>(
     }
 }
 
+/// Some places of a dim of `[outer, from, inner]`, in the order of `places`: the elements of the
+/// result from `first` on.
+pub fn pick<T: Copy>(
+    x: &[T],
+    [from, inner]: [usize; 2],
+    places: &[usize],
+    first: usize,
+    out: &mut [T],
+) {
+    let mut done = 0;
+    while done < out.len() {
+        let (line, column) = ((first + done) / inner, (first + done) % inner);
+        let (outer, index) = (line / places.len(), line % places.len());
+        let count = (inner - column).min(out.len() - done);
+        let start = (outer * from + places[index]) * inner + column;
+        out[done..done + count].copy_from_slice(&x[start..start + count]);
+        done += count;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! Optimizer updates over the flat slices of a unit, each in one pass.
 //!
-//! The definitions are PyTorch's. Gradients are multiplied by a clip coefficient as they are read.
+//! The definitions are PyTorch's; Lion's and LAMB's are those of their papers. Gradients are multiplied by a clip coefficient as they are read.
 //! The weights that are updated have the accumulator's type; where the program computes in a
 //! narrower type they are its master copy, and the narrow copy is written in the same pass.
 //! Slices of different lengths are a mistake of the caller and panic.
@@ -49,6 +49,34 @@ pub struct SgdStep {
     pub weight_decay: f64,
     /// How the decay is applied.
     pub decay: DecayKind,
+    /// Multiplies every gradient.
+    pub clip: f64,
+}
+
+/// One step of Lion.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionStep {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Share of the mean in the direction, and share of it that is kept.
+    pub betas: [f64; 2],
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Multiplies every gradient.
+    pub clip: f64,
+}
+
+/// The direction of a step of LAMB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LambStep {
+    /// Decay rates of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the corrected second moment.
+    pub eps: f64,
+    /// Weight decay, a part of the direction.
+    pub weight_decay: f64,
+    /// The number of this step, from one.
+    pub step: u64,
     /// Multiplies every gradient.
     pub clip: f64,
 }
@@ -138,6 +166,73 @@ impl SgdStep {
                 momentum_block(numbers, grad, buffer, weights);
             }),
         );
+    }
+}
+
+impl LionStep {
+    /// Updates `weights` and their mean from `grad`.
+    pub fn update<G, A, C>(&self, grad: &[G], mean: &mut [A], weights: UpdatedWeights<'_, A, C>)
+    where
+        A: CpuFloat,
+        G: CpuElement<Acc = A>,
+        C: CpuElement<Acc = A>,
+    {
+        let [keep1, keep2] = self.betas.map(A::from_f64);
+        let [new1, new2] = self.betas.map(|beta| A::from_f64(1.0 - beta));
+        let [clip, lr, decay] = [self.clip, self.lr, self.weight_decay].map(A::from_f64);
+        assert_eq!(mean.len(), grad.len());
+        weights.update(
+            grad,
+            mean.chunks_mut(BLOCK),
+            inlined!(|grad, mean, weights| {
+                for ((grad, mean), weight) in grad.iter().zip(mean.iter_mut()).zip(weights) {
+                    let grad: A = grad.load() * clip;
+                    let turned = *mean * keep1 + grad * new1;
+                    *weight -= lr * (sign(turned) + decay * *weight);
+                    *mean = *mean * keep2 + grad * new2;
+                }
+            }),
+        );
+    }
+}
+
+/// −1, 0 or 1.
+#[inline(always)]
+fn sign<A: CpuFloat>(x: A) -> A {
+    let above = if x > A::ZERO { A::ONE } else { A::ZERO };
+    if x < A::ZERO { -A::ONE } else { above }
+}
+
+impl LambStep {
+    /// Writes the direction for `weights`, and updates both moments.
+    pub fn direction<G, A>(
+        &self,
+        grad: &[G],
+        moments: [&mut [A]; 2],
+        weights: &[A],
+        direction: &mut [A],
+    ) where
+        A: CpuFloat,
+        G: CpuElement<Acc = A>,
+    {
+        let [beta1, beta2] = self.betas;
+        let steps = self.step as f64;
+        let [m, v] = moments;
+        assert_eq!([m.len(), v.len(), weights.len(), direction.len()], [grad.len(); 4]);
+        let [clip, eps, decay] = [self.clip, self.eps, self.weight_decay].map(A::from_f64);
+        let [new1, keep2, new2] = [1.0 - beta1, beta2, 1.0 - beta2].map(A::from_f64);
+        let first = A::from_f64(1.0 - beta1.powf(steps));
+        let root = A::from_f64((1.0 - beta2.powf(steps)).sqrt());
+        vectorized(inlined!(|| {
+            let moments = m.iter_mut().zip(v.iter_mut());
+            let weights = weights.iter().zip(direction.iter_mut());
+            for ((grad, (m, v)), (weight, direction)) in grad.iter().zip(moments).zip(weights) {
+                let grad: A = grad.load() * clip;
+                *m += (grad - *m) * new1;
+                *v = *v * keep2 + grad * grad * new2;
+                *direction = (*m / first) / (v.sqrt() / root + eps) + decay * *weight;
+            }
+        }));
     }
 }
 

@@ -23,13 +23,26 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     };
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
     let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
+    let shape = shape(op, &attention, &inputs)?;
+    let made = for_float!(op, inputs[0].dtype, T => {
+        task(Pairs::<T> { attention, backward, shape, inputs, outputs, types: PhantomData })
+    })?;
+    Ok(vec![made])
+}
+
+/// The sizes of an attention with these operands, of which queries and keys come first.
+pub(super) fn shape(
+    op: &Operation<'_>,
+    attention: &ops::Attention,
+    inputs: &[Var],
+) -> Result<AttentionShape, EngineError> {
     let (q, k) = (&inputs[0].shape, &inputs[1].shape);
     if inputs[0].valid[3] < q[3] {
         return Err(
             op.unsupported("the elements of a head cannot be padded; pad the number of heads")
         );
     }
-    let shape = AttentionShape {
+    Ok(AttentionShape {
         batch: q[0],
         queries: q[1],
         keys: k[1],
@@ -39,18 +52,16 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         causal: attention.causal,
         scale: 1.0 / (q[3] as f64).sqrt(),
         held: held(op, &inputs[0], &inputs[1]),
-    };
-    let made = for_float!(op, inputs[0].dtype, T => {
-        task(Pairs::<T> { attention, backward, shape, inputs, outputs, types: PhantomData })
-    })?;
-    Ok(vec![made])
+    })
 }
 
 /// Which part of the attention this rank holds, unless it is all of it.
 fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<AttentionPart> {
-    let value = op.instr.inputs[0];
+    let (value, key) = (op.instr.inputs[0], op.instr.inputs[1]);
     let [batch, positions, heads] = [0, 1, 2].map(|dim| op.part(value, dim));
-    let sharded = [batch, positions, heads].iter().any(|part| part.shards > 1);
+    let key_positions = op.part(key, 1);
+    let parts = [batch, positions, heads, key_positions];
+    let sharded = parts.iter().any(|part| part.shards > 1);
     // Padding of the major factor of the query heads is also padding of the key heads, and handled
     // there; with one key head, the heads of its group may be padded.
     let group = if k.shape[2] == 1 { q.valid[2] } else { q.shape[2] / k.shape[2].max(1) };
@@ -60,7 +71,9 @@ fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<AttentionPart> {
         positions,
         heads,
         queries: op.program.ty(value).shape[1],
-        keys: k.valid[1],
+        key_positions,
+        keys_here: k.valid[1],
+        keys: op.program.ty(key).shape[1],
         group,
     })
 }
@@ -75,24 +88,12 @@ struct Pairs<T> {
 }
 
 impl<T: CpuElement> Pairs<T> {
-    fn pairs(&self, share: Share) -> Range<usize> {
-        share.of(self.shape.pairs())
-    }
-
     fn flash(&self) -> bool {
         self.attention.kind == AttentionKind::Flash
     }
 
     fn mask(&self, cx: &Context<'_>) -> Option<Mask> {
-        let key = self.inputs.last().filter(|_| self.attention.drops())?;
-        // SAFETY: the task declared that it reads the key, which has five words.
-        let words = unsafe { cx.get::<i32>(key, 0..5) };
-        let key = std::array::from_fn(|i| words[i]);
-        Some(Mask { key, site: self.attention.site, p: self.attention.dropout })
-    }
-
-    fn is_key(&self, index: usize) -> bool {
-        self.attention.drops() && index + 1 == self.inputs.len()
+        mask(&self.attention, &self.inputs, cx)
     }
 
     fn forward(&self, cx: &Context<'_>, pairs: Range<usize>) {
@@ -112,6 +113,7 @@ impl<T: CpuElement> Pairs<T> {
                 AttentionKind::Flash => cx.ptr(&self.outputs[1]),
                 AttentionKind::Materialised => spare.as_mut_ptr(),
             },
+            before: None,
         };
         // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
         unsafe {
@@ -176,31 +178,51 @@ impl<T: CpuElement> Pairs<T> {
     }
 }
 
+/// The mask of dropout, if there is one; its key is the last operand.
+pub(super) fn mask(attention: &ops::Attention, inputs: &[Var], cx: &Context<'_>) -> Option<Mask> {
+    let key = inputs.last().filter(|_| attention.drops())?;
+    // SAFETY: the task declared that it reads the key, which has five words.
+    let words = unsafe { cx.get::<i32>(key, 0..5) };
+    let key = std::array::from_fn(|i| words[i]);
+    Some(Mask { key, site: attention.site, p: attention.dropout })
+}
+
+/// What a worker reads and writes of tensors whose first dim is the batch, and of a random key.
+pub(super) fn accesses(
+    (attention, shape): (&ops::Attention, &AttentionShape),
+    inputs: &[Var],
+    outputs: &[Var],
+    share: Share,
+) -> Vec<Access> {
+    let pairs = share.of(shape.pairs());
+    // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.
+    let heads = shape.kv_heads;
+    let whole = pairs.start.is_multiple_of(heads) && pairs.end.is_multiple_of(heads);
+    let part = |var: &Var| {
+        if pairs.is_empty() {
+            0..0
+        } else if whole {
+            let sample = var.elements() / shape.batch;
+            pairs.start / heads * sample..pairs.end / heads * sample
+        } else {
+            0..var.elements()
+        }
+    };
+    let is_key = |i: usize| attention.drops() && i + 1 == inputs.len();
+    let read = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, var)| if is_key(i) { var.reads_all() } else { var.reads(part(var)) });
+    read.chain(outputs.iter().map(|v| v.writes(part(v)))).collect()
+}
+
 impl<T: CpuElement> Task for Pairs<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let pairs = self.pairs(share);
-        // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.
-        let heads = self.shape.kv_heads;
-        let whole = pairs.start.is_multiple_of(heads) && pairs.end.is_multiple_of(heads);
-        let part = |var: &Var| {
-            if pairs.is_empty() {
-                0..0
-            } else if whole {
-                let sample = var.elements() / self.shape.batch;
-                pairs.start / heads * sample..pairs.end / heads * sample
-            } else {
-                0..var.elements()
-            }
-        };
-        let inputs =
-            self.inputs.iter().enumerate().map(|(i, var)| {
-                if self.is_key(i) { var.reads_all() } else { var.reads(part(var)) }
-            });
-        inputs.chain(self.outputs.iter().map(|v| v.writes(part(v)))).collect()
+        accesses((&self.attention, &self.shape), &self.inputs, &self.outputs, share)
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let pairs = self.pairs(cx.share);
+        let pairs = cx.share.of(self.shape.pairs());
         if pairs.is_empty() {
             return;
         }
@@ -222,6 +244,7 @@ impl<T: CpuElement> Task for Pairs<T> {
             dq: cx.ptr(&self.outputs[0]),
             dk: cx.ptr(&self.outputs[1]),
             dv: cx.ptr(&self.outputs[2]),
+            before: None,
         };
         // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
         unsafe {

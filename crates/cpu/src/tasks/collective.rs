@@ -4,7 +4,7 @@
 //! other ranks is an ordinary copy.
 
 use phalanx_call::Slot;
-use phalanx_comm::{Blocks, PlannedCollective};
+use phalanx_comm::{Blocks, PlacedCall, PlannedCollective};
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{DType, Exchange};
@@ -19,11 +19,21 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
     }
     let (x, out) = (op.input(0), op.output(0));
     let planned = PlannedCollective::of(op.program, op.instr, collective, op.rank);
-    let local = match planned.map_err(|why| op.unsupported(why))? {
+    let only = match planned.map_err(|why| op.unsupported(why))? {
         PlannedCollective::Zeros => movement::moved(Kind::Fill(0.0), vec![], &out),
         PlannedCollective::Copy => movement::copy(x, out),
         PlannedCollective::Slice { dim, start } => {
             movement::moved(Kind::Slice { dim, start }, vec![x], &out)
+        }
+        PlannedCollective::Pick { dim, places } => {
+            movement::moved(Kind::Pick { dim, places }, vec![x], &out)
+        }
+        PlannedCollective::Dealt { dim, places, axes, op: kind, blocks } => {
+            if collective.start {
+                return Err(op.unsupported("elements are picked, so it cannot only be started"));
+            }
+            let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
+            return dealt(op, (dim, places), Transfers { calls: calls?, x, out });
         }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
@@ -34,7 +44,37 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
             }
         }
     };
-    Ok(vec![local])
+    Ok(vec![only])
+}
+
+/// Calls between two values.
+struct Transfers {
+    calls: Vec<PlacedCall>,
+    x: Var,
+    out: Var,
+}
+
+/// A gather or scatter in blocks, with the order of elements changed after or before it, in the
+/// instruction's scratch memory.
+fn dealt(
+    op: &Operation<'_>,
+    (dim, places): (usize, Vec<usize>),
+    Transfers { calls, x, out }: Transfers,
+) -> Result<Tasks, EngineError> {
+    let at = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
+    let gathers = x.elements() < out.elements();
+    let shape = if gathers { out.shape.clone() } else { x.shape.clone() };
+    let between = Var { slot: Slot::Workspace(at), dtype: x.dtype, valid: shape.clone(), shape };
+    let pick = Kind::Pick { dim, places };
+    Ok(match gathers {
+        true => vec![
+            task(Transfer::of(calls, x, between.clone())),
+            movement::moved(pick, vec![between], &out),
+        ],
+        false => {
+            vec![movement::moved(pick, vec![x], &between), task(Transfer::of(calls, between, out))]
+        }
+    })
 }
 
 fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {

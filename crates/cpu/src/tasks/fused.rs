@@ -44,12 +44,8 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         });
         // The type that the step computes in is that of its last operand; a condition comes first.
         let operand = dtypes.next().unwrap_or(step.dtype);
-        let float = matches!(operand, DType::F32 | DType::F64 | DType::Bf16);
-        if !(float || matches!(step.op, Op::Cast(_) | Op::Compare(_))) {
+        if !(operand.is_float() || matches!(step.op, Op::Cast(_) | Op::Compare(_))) {
             return Err(op.unsupported(format!("it has no kernel for {operand}")));
-        }
-        if operand == DType::F16 || step.dtype == DType::F16 {
-            return Err(op.unsupported("it has no kernel for f16"));
         }
         compiled.push(Step { op: step.op.clone(), args, operand, dtype: step.dtype });
     }
@@ -170,6 +166,7 @@ impl Group {
             DType::F32 => add_into::<f32>(target, bytes),
             DType::F64 => add_into::<f64>(target, bytes),
             DType::Bf16 => add_into::<half::bf16>(target, bytes),
+            DType::F16 => add_into::<half::f16>(target, bytes),
             // Only gradients are added to, and those are floats.
             _ => target.copy_from_slice(bytes),
         }
@@ -197,6 +194,7 @@ impl Chunk<'_> {
             (_, DType::F32) => self.float::<f32>(step, out),
             (_, DType::F64) => self.float::<f64>(step, out),
             (_, DType::Bf16) => self.float::<half::bf16>(step, out),
+            (_, DType::F16) => self.float::<half::f16>(step, out),
             (Op::Compare(c), DType::I32) => {
                 let (a, b) = (self.operand::<i32>(step.args[0]), self.operand(step.args[1]));
                 kernel::compare(c.kind, a, b, out);
@@ -246,6 +244,7 @@ impl Chunk<'_> {
             DType::F64 => self.cast_from::<f64>(step, out),
             DType::F32 => self.cast_from::<f32>(step, out),
             DType::Bf16 => self.cast_from::<half::bf16>(step, out),
+            DType::F16 => self.cast_from::<half::f16>(step, out),
             DType::I32 => self.cast_from::<i32>(step, out),
             _ => self.cast_from::<u8>(step, out),
         }
@@ -257,6 +256,7 @@ impl Chunk<'_> {
             DType::F64 => cast(x, bytemuck::cast_slice_mut::<u8, f64>(out)),
             DType::F32 => cast(x, bytemuck::cast_slice_mut::<u8, f32>(out)),
             DType::Bf16 => cast(x, bytemuck::cast_slice_mut::<u8, half::bf16>(out)),
+            DType::F16 => cast(x, bytemuck::cast_slice_mut::<u8, half::f16>(out)),
             DType::I32 => cast(x, bytemuck::cast_slice_mut::<u8, i32>(out)),
             _ => {
                 for (out, x) in out.iter_mut().zip(x) {

@@ -5,6 +5,7 @@
 //! need one between them only if some worker touches what another one wrote.
 
 mod access;
+mod attend;
 mod attention;
 mod collective;
 mod context;
@@ -157,11 +158,14 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::EmbeddingGrad(_) => embedding_grad::compile(op),
         Op::Rotary(rotary) => rotary::compile(op, rotary),
         Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
+        Op::Attend(_) | Op::AttendGrad(_) => attend::compile(op),
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
         Op::AdamW(adamw) => update::compile(op, Rule::AdamW(*adamw)),
         Op::Sgd(sgd) => update::compile(op, Rule::Sgd(*sgd)),
+        Op::Lion(lion) => update::compile(op, Rule::Lion(*lion)),
+        Op::LambDirection(lamb) => update::compile(op, Rule::Lamb(*lamb)),
         Op::MemberSquares(of) => members::squares(op, &of.bounds),
         Op::MemberScale(of) => members::scale(op, &of.bounds),
         Op::Collective(collective) => collective::compile(op, collective),

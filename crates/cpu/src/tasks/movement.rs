@@ -59,6 +59,11 @@ pub(super) enum Kind {
         dim: usize,
         first: usize,
     },
+    /// For each index of the result along a dim, the index of the operand.
+    Pick {
+        dim: usize,
+        places: Vec<usize>,
+    },
     /// Repetition: the stride of each dim of the result in the operand, 0 where it is repeated.
     Repeat(Vec<usize>),
     Copy,
@@ -111,6 +116,10 @@ impl Move {
                     movement::join_part(input(i), into, at, var.shape[*dim], first, out);
                     at += var.shape[*dim];
                 }
+            }
+            Kind::Pick { dim, places } => {
+                let from = [self.inputs[0].shape[*dim], inner(*dim)];
+                movement::pick(input(0), from, places, first, out);
             }
             Kind::Repeat(strides) => repeat(input(0), &self.out.shape, strides, first, out),
             Kind::Copy => out.copy_from_slice(&input(0)[first..first + out.len()]),
@@ -209,6 +218,7 @@ impl Task for Move {
             (Kind::Copy, DType::F32) if cx.adds(&self.out) => self.add::<f32>(cx),
             (Kind::Copy, DType::F64) if cx.adds(&self.out) => self.add::<f64>(cx),
             (Kind::Copy, DType::Bf16) if cx.adds(&self.out) => self.add::<half::bf16>(cx),
+            (Kind::Copy, DType::F16) if cx.adds(&self.out) => self.add::<half::f16>(cx),
             (_, dtype) => match dtype.size() {
                 8 => self.bytes::<u64>(cx),
                 4 => self.bytes::<u32>(cx),

@@ -68,6 +68,7 @@ impl Task for Clear {
             DType::F32 if cx.adds(&self.out) => self.add::<f32>(cx),
             DType::F64 if cx.adds(&self.out) => self.add::<f64>(cx),
             DType::Bf16 if cx.adds(&self.out) => self.add::<half::bf16>(cx),
+            DType::F16 if cx.adds(&self.out) => self.add::<half::f16>(cx),
             _ => self.copy(cx),
         }
     }

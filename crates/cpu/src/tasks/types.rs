@@ -16,6 +16,10 @@ macro_rules! for_float {
                 type $T = half::bf16;
                 Ok($body)
             }
+            phalanx_ir::DType::F16 => {
+                type $T = half::f16;
+                Ok($body)
+            }
             other => Err($op.unsupported(format!("it has no kernel for {other}"))),
         }
     };
@@ -47,6 +51,26 @@ macro_rules! for_floats {
             }
             (phalanx_ir::DType::F32, phalanx_ir::DType::Bf16) => {
                 type $T = f32;
+                type $U = half::bf16;
+                Ok($body)
+            }
+            (phalanx_ir::DType::F16, phalanx_ir::DType::F16) => {
+                type $T = half::f16;
+                type $U = half::f16;
+                Ok($body)
+            }
+            (phalanx_ir::DType::F16, phalanx_ir::DType::F32) => {
+                type $T = half::f16;
+                type $U = f32;
+                Ok($body)
+            }
+            (phalanx_ir::DType::F32, phalanx_ir::DType::F16) => {
+                type $T = f32;
+                type $U = half::f16;
+                Ok($body)
+            }
+            (phalanx_ir::DType::F16, phalanx_ir::DType::Bf16) => {
+                type $T = half::f16;
                 type $U = half::bf16;
                 Ok($body)
             }

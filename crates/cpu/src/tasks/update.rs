@@ -5,21 +5,23 @@ use std::ops::Range;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::DType;
-use phalanx_ir::ops::{self, AdamW, Sgd};
+use phalanx_ir::ops::{self, AdamW, LambDirection, Lion, Sgd};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
 use crate::element::{CpuElement, CpuFloat};
-use crate::kernels::optim::{Adam, DecayKind, SgdStep, UpdatedWeights};
+use crate::kernels::optim::{Adam, DecayKind, LambStep, LionStep, SgdStep, UpdatedWeights};
 
 pub(super) fn compile(op: &Operation<'_>, rule: Rule) -> Result<Tasks, EngineError> {
-    // Besides w, g, lr, step and clip.
-    let states = op.instr.inputs.len() - 5;
+    let states = rule.states();
     let narrow = op.instr.outputs.len() > 1 + states;
+    // After w, g, the states, lr, step and clip.
+    let go = (op.instr.inputs.len() > 5 + states).then(|| op.input(5 + states));
     let vars = Vars {
         w: op.input(0),
         g: op.input(1),
         states: (0..states).map(|i| op.input(2 + i)).collect(),
         scalars: std::array::from_fn(|i| op.input(2 + states + i)),
+        go,
         out: op.output(0),
         state_outs: (0..states).map(|i| op.output(1 + i)).collect(),
         copy: narrow.then(|| op.output(1 + states)),
@@ -32,13 +34,15 @@ pub(super) fn compile(op: &Operation<'_>, rule: Rule) -> Result<Tasks, EngineErr
             Box::new(Update::<$A, $G, $C> { rule, first, vars, types: PhantomData })
         };
     }
-    use DType::{Bf16, F32, F64};
-    use half::bf16;
+    use DType::{Bf16, F16, F32, F64};
+    use half::{bf16, f16};
     let task: Box<dyn Task> = match types {
         (F32, F32, F32) => task!(f32, f32, f32),
         (F32, F32, Bf16) => task!(f32, f32, bf16),
         (F32, Bf16, F32) => task!(f32, bf16, f32),
         (F32, Bf16, Bf16) => task!(f32, bf16, bf16),
+        (F32, F32, F16) => task!(f32, f32, f16),
+        (F32, Bf16, F16) => task!(f32, bf16, f16),
         (F64, F64, F64) => task!(f64, f64, f64),
         (w, g, c) => return Err(op.unsupported(format!("no kernel for {w}, {g}, {c}"))),
     };
@@ -50,14 +54,30 @@ pub(super) fn compile(op: &Operation<'_>, rule: Rule) -> Result<Tasks, EngineErr
 pub(super) enum Rule {
     AdamW(AdamW),
     Sgd(Sgd),
+    Lion(Lion),
+    Lamb(LambDirection),
 }
 
 impl Rule {
+    fn states(&self) -> usize {
+        match self {
+            Rule::AdamW(_) | Rule::Lamb(_) => 2,
+            Rule::Sgd(_) | Rule::Lion(_) => 1,
+        }
+    }
+
     fn decay(&self) -> ops::Decay {
         match self {
             Rule::AdamW(adamw) => adamw.decay,
             Rule::Sgd(sgd) => sgd.decay,
+            Rule::Lion(lion) => lion.decay,
+            Rule::Lamb(lamb) => lamb.decay,
         }
+    }
+
+    /// Whether the first result is the weights, and not a direction for them.
+    fn moves(&self) -> bool {
+        !matches!(self, Rule::Lamb(_))
     }
 }
 
@@ -67,6 +87,8 @@ struct Vars {
     states: Vec<Var>,
     /// lr, step, clip.
     scalars: [Var; 3],
+    /// Where it is 0, nothing changes.
+    go: Option<Var>,
     out: Var,
     state_outs: Vec<Var>,
     copy: Option<Var>,
@@ -91,7 +113,7 @@ where
         let own = share.of(v.w.elements());
         let mut accesses = vec![v.w.reads(own.clone()), v.g.reads(own.clone())];
         accesses.extend(v.states.iter().map(|s| s.reads(own.clone())));
-        accesses.extend(v.scalars.iter().map(Var::reads_all));
+        accesses.extend(v.scalars.iter().chain(&v.go).map(Var::reads_all));
         let written = [&v.out].into_iter().chain(&v.state_outs).chain(&v.copy);
         accesses.extend(written.map(|s| s.writes(own.clone())));
         accesses
@@ -102,9 +124,15 @@ where
         let own = cx.share.of(v.w.elements());
         // Updates work in place: state is first copied to the results, unless a script binds both
         // to one buffer.
-        self.bring(cx, &v.w, &v.out, &own);
+        if self.rule.moves() {
+            self.bring(cx, &v.w, &v.out, &own);
+        }
         for (from, to) in v.states.iter().zip(&v.state_outs) {
             self.bring(cx, from, to, &own);
+        }
+        // SAFETY: the task declared that it reads the scalar, which no result overlaps.
+        if v.go.as_ref().is_some_and(|go| unsafe { cx.scalar(go) } == 0.0) {
+            return self.leave(cx, own);
         }
         let mut at = own.start;
         while at < own.end {
@@ -131,22 +159,35 @@ where
         unsafe {
             let [lr, step, clip] = std::array::from_fn(|i| cx.scalar(&v.scalars[i]));
             let grad = cx.get::<G>(&v.g, own.clone());
-            let weights = UpdatedWeights {
+            let weights = || UpdatedWeights {
                 master: cx.get_mut::<A>(&v.out, own.clone()),
                 copy: v.copy.as_ref().map(|c| cx.get_mut::<C>(c, own.clone())),
             };
             let state = |i: usize| cx.get_mut::<A>(&v.state_outs[i], own.clone());
             match self.rule {
+                Rule::Lamb(l) => LambStep {
+                    betas: [l.beta1, l.beta2],
+                    eps: l.eps,
+                    weight_decay: rate,
+                    step: step as u64,
+                    clip,
+                }
+                .direction(
+                    grad,
+                    [state(0), state(1)],
+                    cx.get::<A>(&v.w, own.clone()),
+                    cx.get_mut::<A>(&v.out, own.clone()),
+                ),
                 Rule::AdamW(a) => Adam {
                     lr,
                     betas: [a.beta1, a.beta2],
                     eps: a.eps,
                     weight_decay: rate,
-                    decay: DecayKind::Decoupled,
+                    decay: if a.coupled { DecayKind::L2 } else { DecayKind::Decoupled },
                     step: step as u64,
                     clip,
                 }
-                .update(grad, state(0), state(1), weights),
+                .update(grad, state(0), state(1), weights()),
                 Rule::Sgd(s) => SgdStep {
                     lr,
                     momentum: s.momentum,
@@ -155,7 +196,30 @@ where
                     decay: DecayKind::L2,
                     clip,
                 }
-                .update(grad, state(0), weights),
+                .update(grad, state(0), weights()),
+                Rule::Lion(l) => {
+                    LionStep { lr, betas: [l.beta1, l.beta2], weight_decay: rate, clip }.update(
+                        grad,
+                        state(0),
+                        weights(),
+                    )
+                }
+            }
+        }
+    }
+
+    /// Gives weights and state as they were, and a direction of zero.
+    fn leave(&self, cx: &Context<'_>, own: Range<usize>) {
+        let v = &self.vars;
+        // SAFETY: the task declared that it writes these results, which are distinct.
+        unsafe {
+            let out = cx.get_mut::<A>(&v.out, own.clone());
+            if !self.rule.moves() {
+                out.fill(A::ZERO);
+            }
+            if let Some(copy) = &v.copy {
+                let copy = cx.get_mut::<C>(copy, own);
+                copy.iter_mut().zip(out).for_each(|(copy, w)| *copy = C::store(*w));
             }
         }
     }

@@ -323,7 +323,14 @@ fn updates() {
         let (w, g, m) = (unit("w", state), unit("g", grads), unit("m", state));
         let v = unit("v", state).square();
         let scalars = [b.scalar("lr"), b.constant(state, [], 3.0), b.scalar("clip")];
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow };
+        let adamw = AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: Decay::all(0.1),
+            coupled: false,
+            narrow,
+        };
         let results = b.apply_all(adamw, &[&[w, g, m, v][..], &scalars].concat());
         for (i, value) in results.into_iter().enumerate() {
             b.port(&format!("adamw{i}"), Role::State, value);
@@ -361,7 +368,7 @@ fn zeros(case: &OpInstance, dtype: DType, step: f64) -> Vec<RefTensor> {
         shape => RefTensor::new(dtype, shape, &vec![0.0; t.values().len()]).unwrap(),
     };
     let mut operands: Vec<RefTensor> = case.operands.iter().map(of).collect();
-    let at = operands.len() - 2;
+    let at = operands.iter().position(|t| t.shape().is_empty()).unwrap() + 1;
     operands[at] = RefTensor::scalar(dtype, step);
     operands
 }

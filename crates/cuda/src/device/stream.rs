@@ -14,8 +14,10 @@ pub(crate) struct Stream {
     handle: Handle,
 }
 
-// SAFETY: a stream is a handle that any thread may use; one thread at a time does.
+// SAFETY: a stream is a handle that any thread may use.
 unsafe impl Send for Stream {}
+// SAFETY: as above; what several threads issue has some order.
+unsafe impl Sync for Stream {}
 
 /// Of `cuStreamCreate`: it does not wait for the stream that the libraries use by default.
 const NON_BLOCKING: u32 = 1;
@@ -27,6 +29,10 @@ impl Stream {
         // SAFETY: the out-pointer is valid.
         unsafe { driver_call!(device.driver(), cuStreamCreate(&mut handle, NON_BLOCKING)) }?;
         Ok(Self { device: device.clone(), handle })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     pub(crate) fn handle(&self) -> Handle {
@@ -98,6 +104,15 @@ impl Stream {
         }
         // SAFETY: the caller's.
         unsafe { driver_call!(self.driver(), cuMemsetD8Async(to, byte, bytes, self.handle)) }
+    }
+
+    /// Writes a number of four bytes when everything that was issued before has ended.
+    ///
+    /// # Safety
+    /// The place is this call's to write, in the order of the stream.
+    pub(crate) unsafe fn write_number(&self, to: Address, number: u32) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { driver_call!(self.driver(), cuStreamWriteValue32_v2(self.handle, to, number, 0)) }
     }
 
     /// A mark of the present place in the queue, whose time is taken when the GPU reaches it.

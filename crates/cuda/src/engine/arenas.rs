@@ -93,6 +93,17 @@ impl Arenas {
         Ok(())
     }
 
+    pub(super) fn clear(&self, stream: &Stream, span: Span) -> Result<(), EngineError> {
+        let to = self.address(span)?;
+        match span.tier {
+            // SAFETY: the caller has waited for what uses the place, which lies in the arena.
+            Tier::Device => unsafe { stream.set(to, 0, span.bytes)? },
+            // SAFETY: as above, in the host's memory.
+            _ => unsafe { (to as *mut u8).write_bytes(0, span.bytes) },
+        }
+        Ok(())
+    }
+
     pub(super) fn read(
         &self,
         stream: &Stream,

@@ -9,6 +9,7 @@ use phalanx_ir::Program;
 
 use super::CudaEngine;
 use crate::device::{DeviceMemory, Function};
+use crate::folds::Folds;
 use crate::fused_attention::{AttentionPlan, FusedShape};
 use crate::kernels::KernelSpec;
 use crate::products::{ProductPlan, ProductShape};
@@ -61,6 +62,7 @@ impl CudaEngine {
     ) -> Result<CudaKernel, EngineError> {
         let rank = self.place_in(program, ranks)?;
         let mut made: Vec<(usize, Task)> = Vec::new();
+        let folds = &Folds::of(program);
         for (index, instr) in program.instrs().iter().enumerate() {
             // Values that nothing reads are not computed.
             let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
@@ -69,7 +71,7 @@ impl CudaEngine {
             }
             let scratch = slots.scratch[index];
             let mut operation =
-                Operation { program, instr, slots, scratch, rank, ranks, engine: self };
+                Operation { program, instr, slots, folds, scratch, rank, ranks, engine: self };
             made.extend(tasks::compile(&mut operation)?.into_iter().map(|task| (index, task)));
         }
         let end = program.instrs().len();
@@ -106,7 +108,7 @@ impl CudaEngine {
 
     /// Compiles the kernels of some tasks.
     fn resolve(&self, program: &str, tasks: Vec<&mut Task>) -> Result<(), EngineError> {
-        let mut kernels: Vec<_> = tasks.into_iter().filter_map(Task::kernel).collect();
+        let mut kernels: Vec<_> = tasks.into_iter().flat_map(Task::kernels).collect();
         let specs: Vec<&KernelSpec> = kernels.iter().map(|task| &task.kernel).collect();
         let functions: Vec<Function> =
             self.device.functions(&specs).map_err(|error| error.during(program))?;

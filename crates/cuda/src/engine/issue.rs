@@ -4,8 +4,8 @@ use phalanx_comm::Communicator;
 use phalanx_engine::{Args, EngineError, Event};
 
 use super::compile::What;
-use super::staging::InFlight;
-use super::{CudaEngine, CudaKernel};
+use super::staging::{InFlight, Staged};
+use super::{CudaEngine, CudaKernel, MEMORY};
 use crate::error::CudaError;
 use crate::tasks::{Extent, Place, Run, Task, Transfer};
 
@@ -20,9 +20,12 @@ impl CudaEngine {
         match &kernel.what {
             What::Copy => self.copy_between(args, &kernel.name),
             What::Task(task) => self.task(task, args, &kernel.name),
-            What::Program(tasks) => (tasks.iter())
-                .filter(|(instr, _)| chosen(*instr))
-                .try_for_each(|(_, task)| self.task(task, args, &kernel.name)),
+            What::Program(tasks) => {
+                tasks.iter().filter(|(instr, _)| chosen(*instr)).try_for_each(|(_, task)| {
+                    self.task(task, args, &kernel.name)?;
+                    self.timing.task(|| task.to_string(), &self.stream)
+                })
+            }
         }
     }
 
@@ -85,7 +88,7 @@ impl CudaEngine {
         }
     }
 
-    /// Starts the calls of a transfer: what it gives is copied to the host first.
+    /// Starts the calls of a transfer. Where they move the host's memory, what it gives is copied there first.
     pub(super) fn start(
         &mut self,
         transfer: &Transfer,
@@ -105,15 +108,21 @@ impl CudaEngine {
         let (source, target) = (transfer.source.map(side), transfer.target.map(side));
         let accumulate = transfer.target.is_some_and(|(place, _)| run.adds(place.slot));
         let failed = |why: String| EngineError::Failed { program: program.to_owned(), why };
-        let mut flight = InFlight::new(&mut self.staging, source, target);
-        if let Some((from, _)) = source {
+        let device =
+            self.endpoint.as_ref().is_some_and(|endpoint| endpoint.comm.memory() == MEMORY);
+        let mut flight = match device {
+            true => InFlight::on_device(source, target),
+            false => InFlight::new(&mut self.staging, source, target),
+        };
+        if let (Some(staged), Some((from, _))) = (&mut flight.staged, source) {
             // SAFETY: the source is this call's to read, in the order of the stream.
-            unsafe { self.stream.download(from, flight.source.bytes_mut()) }
+            unsafe { self.stream.download(from, staged.source.bytes_mut()) }
                 .map_err(|error| error.during(program))?;
         }
-        if let (Some((to, _)), true) = (target, accumulate || transfer.partly) {
+        let reads = accumulate || transfer.partly;
+        if let (Some(staged), Some((to, _)), true) = (&mut flight.staged, target, reads) {
             // SAFETY: the target is this call's to read and write, in the order of the stream.
-            unsafe { self.stream.download(to, flight.target.bytes_mut()) }
+            unsafe { self.stream.download(to, staged.target.bytes_mut()) }
                 .map_err(|error| error.during(program))?;
         }
         let Some(endpoint) = &mut self.endpoint else {
@@ -123,8 +132,9 @@ impl CudaEngine {
             let call = phalanx_comm::Call { accumulate, ..*call };
             let offset = first * call.dtype.size();
             let (send, receive) = flight.sides(offset);
-            // SAFETY: both sides are memory of the flight, as long as the blocks span, which nothing
-            // else uses until the calls have ended.
+            // SAFETY: both sides are as long as the blocks span. They are memory of the flight, which
+            // nothing else uses until the calls have ended; or the values themselves, which are this
+            // call's in the order of the stream.
             let handle = unsafe { endpoint.comm.start(&call, send, receive) };
             flight.handles.push(handle.map_err(|e| failed(e.to_string()))?);
         }
@@ -139,9 +149,9 @@ impl CudaEngine {
                 endpoint.comm.wait(handle).map_err(|e| failed(e.to_string()))?;
             }
         }
-        if let Some(to) = flight.to {
+        if let Some(Staged { target, to: Some(to), .. }) = &mut flight.staged {
             // SAFETY: the target is this call's to write, in the order of the stream.
-            unsafe { self.stream.upload(to, flight.target.bytes_mut()) }
+            unsafe { self.stream.upload(*to, target.bytes_mut()) }
                 .map_err(|error| error.during(program))?;
         }
         self.staging.give_back(flight);
@@ -173,7 +183,8 @@ impl CudaEngine {
                 return Ok(false);
             }
         }
-        Ok(true)
+        // On a GPU it was only issued.
+        Ok(flight.staged.is_some())
     }
 
     /// This rank's endpoint to the others, if there are any.

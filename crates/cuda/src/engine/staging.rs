@@ -1,4 +1,4 @@
-//! Memory of the host through which ranks exchange.
+//! Transfers whose calls were started, and memory of the host through which they go if they must.
 
 use phalanx_comm::Handle;
 
@@ -38,47 +38,73 @@ impl Staging {
     }
 
     pub(super) fn give_back(&mut self, flight: InFlight) {
-        self.free.extend([flight.source, flight.target]);
+        if let InFlight { staged: Some(Staged { source, target, .. }), .. } = flight {
+            self.free.extend([source, target]);
+        }
     }
 }
 
 /// A transfer whose calls were started.
 pub(super) struct InFlight {
     pub(super) handles: Vec<Handle>,
+    /// What is given and what is received into; null where a side is not used.
+    send: *const u8,
+    receive: *mut u8,
+    /// If calls move the host's memory.
+    pub(super) staged: Option<Staged>,
+}
+
+// SAFETY: the addresses are those of a GPU's memory, or of buffers that the flight owns.
+unsafe impl Send for InFlight {}
+
+/// Copies of both sides in the host's memory.
+pub(super) struct Staged {
     pub(super) source: Buffer,
     pub(super) target: Buffer,
     /// Where the target goes on the GPU.
     pub(super) to: Option<Address>,
-    gives: bool,
 }
 
 impl InFlight {
-    /// With buffers for what is given and what is received, each an address and bytes.
+    /// With both sides, each an address and bytes, where they are.
+    pub(super) fn on_device(
+        source: Option<(Address, usize)>,
+        target: Option<(Address, usize)>,
+    ) -> Self {
+        let at = |side: Option<(Address, usize)>| side.map_or(0, |(address, _)| address);
+        Self {
+            handles: Vec::new(),
+            send: at(source) as *const u8,
+            receive: at(target) as *mut u8,
+            staged: None,
+        }
+    }
+
+    /// With copies of both sides.
     pub(super) fn new(
         staging: &mut Staging,
         source: Option<(Address, usize)>,
         target: Option<(Address, usize)>,
     ) -> Self {
         let bytes = |side: Option<(Address, usize)>| side.map_or(0, |(_, bytes)| bytes);
-        Self {
-            handles: Vec::new(),
+        let mut staged = Staged {
             source: staging.take(bytes(source)),
             target: staging.take(bytes(target)),
             to: target.map(|(address, _)| address),
-            gives: source.is_some(),
-        }
+        };
+        let send = source.map_or(std::ptr::null(), |_| staged.source.bytes_mut().as_ptr());
+        let receive =
+            target.map_or(std::ptr::null_mut(), |_| staged.target.bytes_mut().as_mut_ptr());
+        Self { handles: Vec::new(), send, receive, staged: Some(staged) }
     }
 
     /// The addresses of both sides from a byte on; null where a side is not used.
-    pub(super) fn sides(&mut self, offset: usize) -> (*const u8, *mut u8) {
-        let send = match self.gives {
-            true => self.source.bytes_mut()[offset..].as_ptr(),
-            false => std::ptr::null(),
-        };
-        let receive = match self.to {
-            Some(_) => self.target.bytes_mut()[offset..].as_mut_ptr(),
-            None => std::ptr::null_mut(),
-        };
-        (send, receive)
+    pub(super) fn sides(&self, offset: usize) -> (*const u8, *mut u8) {
+        let given = !self.send.is_null();
+        let wanted = !self.receive.is_null();
+        (
+            self.send.wrapping_add(if given { offset } else { 0 }),
+            self.receive.wrapping_add(if wanted { offset } else { 0 }),
+        )
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use phalanx_engine::{CallTimes, EngineError, Event, Stamps};
+use phalanx_engine::{CallPart, CallTimes, EngineError, Event, Stamps};
 
 use crate::device::{Stream, TimeMark};
 
@@ -16,6 +16,10 @@ pub(super) struct Timing {
     base: Option<(TimeMark, Duration)>,
     origin: Option<Instant>,
     calls: BTreeMap<Event, (Duration, TimeMark, TimeMark)>,
+    /// By call: the tasks that were issued for it, with a mark behind each.
+    tasks: BTreeMap<Event, Vec<(String, TimeMark)>>,
+    /// The call that is being issued.
+    call: Option<Event>,
 }
 
 impl Timing {
@@ -25,9 +29,14 @@ impl Timing {
         self.origin = origin;
         let Some(origin) = origin else { return };
         self.calls.clear();
+        self.tasks.clear();
         // If the GPU has failed, there is no base and no times; the next call reports the failure.
         let mark = stream.wait().and_then(|()| stream.mark()).ok();
         self.base = mark.map(|mark| (mark, origin.elapsed()));
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.origin.is_some()
     }
 
     pub(super) fn issue(&mut self, event: Event) {
@@ -35,8 +44,25 @@ impl Timing {
     }
 
     /// A mark before a call, if timing is on.
-    pub(super) fn mark(&self, stream: &Stream) -> Result<Option<TimeMark>, EngineError> {
-        Ok(self.origin.map(|_| stream.mark()).transpose()?)
+    pub(super) fn mark(
+        &mut self,
+        event: Event,
+        stream: &Stream,
+    ) -> Result<Option<TimeMark>, EngineError> {
+        self.call = self.origin.map(|_| event);
+        Ok(self.call.map(|_| stream.mark()).transpose()?)
+    }
+
+    /// A task of the call was just issued.
+    pub(super) fn task(
+        &mut self,
+        name: impl FnOnce() -> String,
+        stream: &Stream,
+    ) -> Result<(), EngineError> {
+        if let Some(call) = self.call {
+            self.tasks.entry(call).or_default().push((name(), stream.mark()?));
+        }
+        Ok(())
     }
 
     /// Keeps the marks around a call that was just issued.
@@ -46,10 +72,29 @@ impl Timing {
         begun: Option<TimeMark>,
         stream: &Stream,
     ) -> Result<(), EngineError> {
+        self.call = None;
         if let (Some(begun), Some(origin)) = (begun, self.origin) {
             self.calls.insert(event, (origin.elapsed(), begun, stream.mark()?));
         }
         Ok(())
+    }
+
+    /// The tasks of a call that has ended, one after the other.
+    pub(super) fn parts(&self, event: Event) -> Vec<CallPart> {
+        let (Some((base, at)), Some((_, begun, _))) = (&self.base, self.calls.get(&event)) else {
+            return Vec::new();
+        };
+        let since = |mark: &TimeMark| mark.since(base).map_or(*at, |passed| *at + passed);
+        let mut started = since(begun);
+        let tasks = self.tasks.get(&event).into_iter().flatten();
+        tasks
+            .map(|(name, mark)| {
+                let ended = since(mark);
+                let part = CallPart { name: name.clone(), started, ended };
+                started = ended;
+                part
+            })
+            .collect()
     }
 
     /// The times of a call that has ended.

@@ -52,6 +52,39 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T at[N];
 };
 
+// Sixteen bytes of elements that stay in four registers, two numbers of bf16 in each.
+template <class T> struct Wide;
+template <> struct alignas(16) Wide<double> {
+    enum { N = 2 };
+    double v[2];
+    __device__ __forceinline__ double at(int e) const { return v[e]; }
+    __device__ __forceinline__ void put(const double* x) { v[0] = x[0], v[1] = x[1]; }
+};
+template <> struct alignas(16) Wide<float> {
+    enum { N = 4 };
+    float v[4];
+    __device__ __forceinline__ float at(int e) const { return v[e]; }
+    __device__ __forceinline__ void put(const float* x) {
+        for (int e = 0; e < 4; e++) v[e] = x[e];
+    }
+};
+template <> struct alignas(16) Wide<bf16> {
+    enum { N = 8 };
+    u32 v[4];
+    __device__ __forceinline__ float at(int e) const {
+        return __uint_as_float(e % 2 ? v[e / 2] & 0xffff0000u : v[e / 2] << 16);
+    }
+    __device__ __forceinline__ void put(const float* x) {
+        for (int e = 0; e < 4; e++) {
+#ifdef __CUDA_ARCH__
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[e]) : "f"(x[2 * e + 1]), "f"(x[2 * e]));
+#else
+            v[e] = (u32)Store<bf16>::of(x[2 * e + 1]).bits << 16 | Store<bf16>::of(x[2 * e]).bits;
+#endif
+        }
+    }
+};
+
 __device__ __forceinline__ bool aligned(const void* p, int bytes) {
     return ((u64)p & (u64)(bytes - 1)) == 0;
 }

@@ -36,6 +36,76 @@ __device__ void entropy_row(T* x, i64 classes, i64 target, typename Of<T>::Acc s
     __syncthreads();
 }
 
+// The power of two, as exact as the element type needs.
+__device__ __forceinline__ float power(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+// The same for rows of bf16 that are whole packs and fit the block's shared memory: a row is read once.
+// Powers of two of scaled logits are one multiplication and addition cheaper than exponentials.
+__device__ void entropy_kept(bf16* x, int classes, i64 target, float scale, float* nll, Wide<bf16>* kept) {
+    const int V = 8, packs = classes / V;
+    const float by = 1.4426950408889634f;
+    float top = -infinity<float>(), sum = 0.0f, right = 0.0f;
+    if (threadIdx.x == 0 && target >= 0) right = load(x[target]);
+#pragma unroll 4
+    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
+        Wide<bf16> a = ((const Wide<bf16>*)x)[p];
+        kept[p] = a;
+#pragma unroll
+        for (int e = 0; e < V; e++) top = fmaxf(top, a.at(e));
+    }
+    // A NaN is no maximum, but makes the sum one.
+    top = block_reduce(top, Larger());
+    float below = -top * by;
+#pragma unroll 2
+    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
+        Wide<bf16> a = kept[p];
+#pragma unroll
+        for (int e = 0; e < V; e++) sum += power(fmaf(a.at(e), by, below));
+    }
+    float total = top + log_of(block_reduce(sum, Sum()));
+    if (threadIdx.x == 0) *nll = target < 0 ? 0.0f : total - right;
+    below = -total * by;
+    float own = target < 0 ? 0.0f : scale;
+#pragma unroll 2
+    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
+        Wide<bf16> a = kept[p];
+        float y[V];
+#pragma unroll
+        for (int e = 0; e < V; e++) y[e] = power(fmaf(a.at(e), by, below));
+        if (target / V == p) {
+#pragma unroll
+            for (int e = 0; e < V; e++) y[e] -= target % V == e ? 1.0f : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < V; e++) y[e] *= own;
+        a.put(y);
+        ((Wide<bf16>*)x)[p] = a;
+    }
+    __syncthreads();
+}
+
+__global__ void __launch_bounds__(512, 2) entropy_of_kept_rows(bf16* logits, const int* targets, const float* scale,
+                                                               float* nll, i64 rows, i64 classes, Fault* fault,
+                                                               i64 site) {
+    extern __shared__ double shared[];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        i64 target = targets[row];
+        if (target >= classes) {
+            if (threadIdx.x == 0) report(fault, site, target, classes);
+            target = -1;
+        }
+        entropy_kept(logits + row * classes, (int)classes, target, *scale, nll + row, (Wide<bf16>*)shared);
+    }
+}
+
 template <class T>
 __global__ void entropy_in_place(T* logits, const int* targets, const typename Of<T>::Acc* scale,
                                  typename Of<T>::Acc* nll, i64 rows, i64 classes, Fault* fault, i64 site) {

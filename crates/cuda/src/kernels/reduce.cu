@@ -41,24 +41,71 @@ __global__ void reduce_parts(const T* x, double* partial, Reduction r, i64 parts
     }
 }
 
-// The same where the results are the columns of rows that lie one after the other: V columns of a
-// thread at a time.
+template <class T> struct Longer { typedef double Of; };
+template <> struct Longer<bf16> { typedef float Of; };
+
+// Sums of a warp's rows, of 32 times V columns: the block adds its eight warps in their order as its part.
+template <int KIND, int V, class A>
+__device__ void store_part(const A* total, double* partial, i64 columns) {
+    __shared__ double of_warps[8][V][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int e = 0; e < V; e++) of_warps[warp][e][lane] = (double)total[e];
+    __syncthreads();
+    int e = threadIdx.x % V, from = threadIdx.x / V;
+    i64 column = ((i64)blockIdx.x * 32 + from) * V + e;
+    if (from < 32 && column < columns) {
+        double all = of_warps[0][e][from];
+        for (int w = 1; w < 8; w++) all = joined<KIND>(all, of_warps[w][e][from]);
+        partial[(i64)blockIdx.y * columns + column] = all;
+    }
+}
+
+// The same where the results are the columns of rows that lie one after the other: V columns of a thread
+// at a time; eight rows of a part side by side.
 template <class T, int KIND, int V>
-__global__ void reduce_columns(const T* x, double* partial, i64 rows, i64 columns, i64 parts) {
-    i64 packs = columns / V;
-    for (u64 i = thread_index(); i < (u64)(packs * parts); i += thread_count()) {
-        i64 part = (i64)(i / (u64)packs), column = ((i64)i - part * packs) * V;
-        double total[V];
-        for (int e = 0; e < V; e++) total[e] = KIND == LARGEST ? -infinity<double>() : 0.0;
-        for (i64 row = part; row < rows; row += parts) {
-            Pack<T, V> a = *(const Pack<T, V>*)(x + row * columns + column);
+__global__ void __launch_bounds__(256) reduce_columns(const T* x, double* partial, i64 rows, i64 columns, i64 parts) {
+    // Few rows of a thread are exact enough in the type that bf16 is computed in.
+    typedef typename Longer<T>::Of A;
+    i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * V;
+    A total[V];
+    for (int e = 0; e < V; e++) total[e] = KIND == LARGEST ? -infinity<A>() : A(0);
+    if (column < columns) {
+#pragma unroll 4
+        for (i64 row = (i64)blockIdx.y * 8 + threadIdx.x / 32; row < rows; row += parts * 8) {
+            Wide<T> a = *(const Wide<T>*)(x + row * columns + column);
+#pragma unroll
             for (int e = 0; e < V; e++) {
-                double v = (double)load(a.at[e]);
-                total[e] = joined<KIND>(total[e], KIND == SQUARES ? v * v : v);
+                A v = (A)a.at(e);
+                if (KIND == SQUARES) v = v * v;
+                total[e] = KIND == LARGEST ? Larger()(total[e], v) : total[e] + v;
             }
         }
-        for (int e = 0; e < V; e++) partial[part * columns + column + e] = total[e];
     }
+    store_part<KIND, V>(total, partial, columns);
+}
+
+// The same where there is one result of elements that lie one after the other: a block for each part.
+template <class T, int KIND, int V>
+__global__ void reduce_flat(const T* x, double* partial, i64 count) {
+    double total[2] = {KIND == LARGEST ? -infinity<double>() : 0.0, KIND == LARGEST ? -infinity<double>() : 0.0};
+    i64 packs = aligned(x, sizeof(T) * V) ? count / V : 0;
+#pragma unroll 4
+    for (i64 i = (i64)thread_index(); i < packs; i += (i64)thread_count()) {
+        Pack<T, V> a = *(const Pack<T, V>*)(x + i * V);
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+            double v = (double)load(a.at[e]);
+            total[e % 2] = joined<KIND>(total[e % 2], KIND == SQUARES ? v * v : v);
+        }
+    }
+    for (i64 i = packs * V + (i64)thread_index(); i < count; i += (i64)thread_count()) {
+        double v = (double)load(x[i]);
+        total[0] = joined<KIND>(total[0], KIND == SQUARES ? v * v : v);
+    }
+    double all = joined<KIND>(total[0], total[1]);
+    all = KIND == LARGEST ? block_reduce(all, Larger()) : block_reduce(all, Sum());
+    if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }
 
 template <class C, int KIND>
@@ -77,6 +124,7 @@ __global__ void reduce_finish(const double* partial, C* out, i64 results, i64 pa
         if (threadIdx.x > 0) return;
     } else {
         if (result < results)
+#pragma unroll 4
             for (i64 part = warp; part < parts; part += 8)
                 total = joined<KIND>(total, partial[part * results + result]);
         of_warps[warp][lane] = total;

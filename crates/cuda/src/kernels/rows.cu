@@ -212,7 +212,7 @@ __global__ void finish(Operands o, Rows rows, const typename Of<T>::Acc* gathere
 // Block `p` takes the rows p, p + blocks and so on, and writes part `p` of the sums.
 template <class T, int KIND>
 __global__ void finish_norm_grad(Operands o, Rows rows, const typename Of<T>::Acc* gathered, const i64* counts,
-                                 typename Of<T>::Acc* sums) {
+                                 const T* past, i64 add, typename Of<T>::Acc* sums) {
     typedef typename Of<T>::Acc A;
     extern __shared__ double shared[];
     A* own = (A*)shared;
@@ -241,7 +241,9 @@ __global__ void finish_norm_grad(Operands o, Rows rows, const typename Of<T>::Ac
                 own[i] = fma(d, unit, own[i]);
                 if (KIND == LAYER_GRAD) own[rows.width + i] += d;
             }
-            dx[i] = Store<T>::of(v);
+            T y = Store<T>::of(v);
+            if (past) y = Store<T>::of(load(past[row * rows.width + i]) + load(y));
+            dx[i] = add ? Store<T>::of(load(dx[i]) + load(y)) : y;
         }
         __syncthreads();
     }
@@ -249,60 +251,80 @@ __global__ void finish_norm_grad(Operands o, Rows rows, const typename Of<T>::Ac
         sums[(i64)blockIdx.x * vectors * rows.width + i] = own[i];
 }
 
-// The sum of the parts, in their order: one of `vectors` vectors of each part.
+// The sums of the parts, in their order: one vector of each part for each row of blocks.
 template <class A, class C>
-__global__ void sum_parts(const A* sums, C* out, i64 parts, i64 stride, i64 width, i64 valid, i64 add) {
-    // 32 columns for a block, whose warps take every eighth part; then the warps, in their order.
-    __shared__ A of_warps[8][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 i = (i64)blockIdx.x * 32 + lane;
+__global__ void sum_parts(const A* sums, C* first, C* second, i64 parts, i64 width, i64 valid, i64 add, i64 add2) {
+    // 32 columns for a block, whose warps take every so many parts; then the warps, in their order.
+    __shared__ A of_warps[32][33];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    i64 i = (i64)blockIdx.x * 32 + lane, vector = blockIdx.y, stride = (i64)gridDim.y * width;
     A total = A(0);
-    if (i < valid)
-        for (i64 part = warp; part < parts; part += 8) total += sums[part * stride + i];
+    if (i < valid) {
+#pragma unroll 4
+        for (i64 part = warp; part < parts; part += warps) total += sums[part * stride + vector * width + i];
+    }
     of_warps[warp][lane] = total;
     __syncthreads();
     if (warp > 0 || i >= width) return;
-    for (int w = 1; w < 8; w++) total += of_warps[w][lane];
-    out[i] = Store<C>::of(add ? A(load(out[i])) + total : total);
+    for (int w = 1; w < warps; w++) total += of_warps[w][lane];
+    C* out = vector ? second : first;
+    out[i] = Store<C>::of((vector ? add2 : add) ? A(load(out[i])) + total : total);
 }
 
-// Norms of whole rows without padding: a warp for each row, V elements of a lane at a time.
-enum { NORM_WARPS = 8 };
+// Norms of whole rows without padding: a warp for each row, which stays in its registers as P times 16
+// bytes of each lane.
+enum { NORM_WARPS = 4 };
 
-template <class T, int KIND, int V>
-__global__ void norm_rows(Operands o, Rows rows) {
+template <class T, int KIND, int P>
+__global__ void __launch_bounds__(32 * NORM_WARPS) norm_rows(Operands o, Rows rows) {
     typedef typename Of<T>::Acc A;
+    const int V = Wide<T>::N;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T *gain = (const T*)o.in[1], *bias = (const T*)o.in[2];
-    i64 width = rows.width;
+    const int width = (int)rows.width;
     for (i64 row = (i64)blockIdx.x * NORM_WARPS + warp; row < rows.count; row += (i64)gridDim.x * NORM_WARPS) {
         const T* x = (const T*)o.in[0] + row * width;
         T* y = (T*)o.out[0] + row * width;
+        Wide<T> a[P];
+#pragma unroll
+        for (int c = 0; c < P; c++) {
+            int i = (c * 32 + lane) * V;
+            if (i < width) a[c] = *(const Wide<T>*)(x + i);
+        }
         A mean = A(0), sum = A(0);
         if (KIND == LAYER) {
-            for (i64 i = lane * V; i < width; i += 32 * V) {
-                Pack<T, V> a = *(const Pack<T, V>*)(x + i);
-                for (int e = 0; e < V; e++) mean += load(a.at[e]);
+#pragma unroll
+            for (int c = 0; c < P; c++) {
+                if ((c * 32 + lane) * V >= width) continue;
+#pragma unroll
+                for (int e = 0; e < V; e++) mean += a[c].at(e);
             }
             mean = warp_reduce(mean, Sum()) / A(width);
         }
-        for (i64 i = lane * V; i < width; i += 32 * V) {
-            Pack<T, V> a = *(const Pack<T, V>*)(x + i);
+#pragma unroll
+        for (int c = 0; c < P; c++) {
+            if ((c * 32 + lane) * V >= width) continue;
+#pragma unroll
             for (int e = 0; e < V; e++) {
-                A v = load(a.at[e]) - mean;
+                A v = a[c].at(e) - mean;
                 sum = fma(v, v, sum);
             }
         }
         A rstd = A(1) / sqrt_of(warp_reduce(sum, Sum()) / A(width) + A(rows.eps));
-        for (i64 i = lane * V; i < width; i += 32 * V) {
-            Pack<T, V> a = *(const Pack<T, V>*)(x + i), g = *(const Pack<T, V>*)(gain + i), c = g;
-            if (KIND == LAYER) c = *(const Pack<T, V>*)(bias + i);
+#pragma unroll
+        for (int c = 0; c < P; c++) {
+            int i = (c * 32 + lane) * V;
+            if (i >= width) continue;
+            Wide<T> g = *(const Wide<T>*)(gain + i), b = g;
+            if (KIND == LAYER) b = *(const Wide<T>*)(bias + i);
+            A v[V];
+#pragma unroll
             for (int e = 0; e < V; e++) {
-                A v = (load(a.at[e]) - mean) * rstd * load(g.at[e]);
-                if (KIND == LAYER) v += load(c.at[e]);
-                a.at[e] = Store<T>::of(v);
+                v[e] = (a[c].at(e) - mean) * rstd * g.at(e);
+                if (KIND == LAYER) v[e] += b.at(e);
             }
-            *(Pack<T, V>*)(y + i) = a;
+            g.put(v);
+            *(Wide<T>*)(y + i) = g;
         }
         if (lane == 0) {
             if (KIND == LAYER) ((A*)o.out[1])[row] = mean;
@@ -311,51 +333,81 @@ __global__ void norm_rows(Operands o, Rows rows) {
     }
 }
 
-// Their gradients: each warp sums its rows' shares of the gains' gradients in its own memory, and the
-// block adds its warps in their order as its part.
-template <class T, int KIND, int V>
-__global__ void norm_rows_grad(Operands o, Rows rows, typename Of<T>::Acc* sums) {
+// Their gradients, added to `past` if there is one: a block for each row, 16 bytes of a thread, which loads
+// the next row while it works on this one. Each thread sums its columns' shares of the gradients of gain
+// and bias over the rows of its block, which are a part.
+template <class T, int KIND>
+__global__ void norm_rows_grad(Operands o, Rows rows, const T* past, i64 add, typename Of<T>::Acc* sums) {
     typedef typename Of<T>::Acc A;
-    extern __shared__ double shared[];
-    const int vectors = KIND == LAYER_GRAD ? 2 : 1;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 width = rows.width;
-    A* own = (A*)shared + (i64)warp * vectors * width;
-    for (i64 i = lane; i < vectors * width; i += 32) own[i] = A(0);
-    __syncthreads();
-    const T* gain = (const T*)o.in[1];
-    for (i64 row = (i64)blockIdx.x * NORM_WARPS + warp; row < rows.count; row += (i64)gridDim.x * NORM_WARPS) {
-        const T* x = (const T*)o.in[0] + row * width;
-        const T* dy = (const T*)o.in[KIND == LAYER_GRAD ? 4 : 3] + row * width;
-        T* dx = (T*)o.out[0] + row * width;
-        A mean = KIND == LAYER_GRAD ? ((const A*)o.in[2])[row] : A(0);
-        A rstd = ((const A*)o.in[KIND == LAYER_GRAD ? 3 : 2])[row];
-        A flat = A(0), along = A(0);
-        for (i64 i = lane * V; i < width; i += 32 * V) {
-            Pack<T, V> a = *(const Pack<T, V>*)(x + i), d = *(const Pack<T, V>*)(dy + i), g = *(const Pack<T, V>*)(gain + i);
-            for (int e = 0; e < V; e++) {
-                A s = load(d.at[e]) * load(g.at[e]);
-                if (KIND == LAYER_GRAD) flat += s;
-                along = fma((load(a.at[e]) - mean) * rstd, s, along);
+    const int V = Wide<T>::N, vectors = KIND == LAYER_GRAD ? 2 : 1;
+    __shared__ A of_warps[2][2][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, turn = 0;
+    const int width = (int)rows.width, column = threadIdx.x * V;
+    const T *x = (const T*)o.in[0] + column, *dy = (const T*)o.in[KIND == LAYER_GRAD ? 4 : 3] + column;
+    const A *means = (const A*)o.in[2], *rstds = (const A*)o.in[KIND == LAYER_GRAD ? 3 : 2];
+    T* dx = (T*)o.out[0] + column;
+    const Wide<T> gain = *(const Wide<T>*)((const T*)o.in[1] + column);
+    A of_gain[V], of_bias[V];
+#pragma unroll
+    for (int e = 0; e < V; e++) of_gain[e] = of_bias[e] = A(0);
+    i64 row = blockIdx.x;
+    Wide<T> a = *(const Wide<T>*)(x + row * width), d = *(const Wide<T>*)(dy + row * width), p = a;
+    if (past) p = *(const Wide<T>*)(past + column + row * width);
+    A mean = KIND == LAYER_GRAD ? means[row] : A(0), rstd = rstds[row];
+    while (row < rows.count) {
+        i64 next = row + gridDim.x, then = next < rows.count ? next : row;
+        Wide<T> a1 = *(const Wide<T>*)(x + then * width), d1 = *(const Wide<T>*)(dy + then * width), p1 = a1;
+        if (past) p1 = *(const Wide<T>*)(past + column + then * width);
+        A mean1 = KIND == LAYER_GRAD ? means[then] : A(0), rstd1 = rstds[then];
+        A flat = A(0), along = A(0), unit[V];
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+            A v = d.at(e), s = v * gain.at(e);
+            unit[e] = (a.at(e) - mean) * rstd;
+            if (KIND == LAYER_GRAD) {
+                flat += s;
+                of_bias[e] += v;
             }
+            along = fma(unit[e], s, along);
+            of_gain[e] = fma(v, unit[e], of_gain[e]);
         }
-        if (KIND == LAYER_GRAD) flat = warp_reduce(flat, Sum()) / A(width);
-        along = warp_reduce(along, Sum()) / A(width);
-        for (i64 i = lane * V; i < width; i += 32 * V) {
-            Pack<T, V> a = *(const Pack<T, V>*)(x + i), d = *(const Pack<T, V>*)(dy + i), g = *(const Pack<T, V>*)(gain + i);
-            for (int e = 0; e < V; e++) {
-                A v = load(d.at[e]), unit = (load(a.at[e]) - mean) * rstd;
-                own[i + e] = fma(v, unit, own[i + e]);
-                if (KIND == LAYER_GRAD) own[width + i + e] += v;
-                a.at[e] = Store<T>::of(rstd * (v * load(g.at[e]) - flat - unit * along));
-            }
-            *(Pack<T, V>*)(dx + i) = a;
+        along = warp_reduce(along, Sum());
+        if (KIND == LAYER_GRAD) flat = warp_reduce(flat, Sum());
+        if (lane == 0) {
+            of_warps[turn][0][warp] = along;
+            of_warps[turn][1][warp] = flat;
         }
+        __syncthreads();
+        along = flat = A(0);
+        for (int w = 0; w < warps; w++) {
+            along += of_warps[turn][0][w];
+            if (KIND == LAYER_GRAD) flat += of_warps[turn][1][w];
+        }
+        along /= A(width);
+        flat /= A(width);
+        A y[V];
+#pragma unroll
+        for (int e = 0; e < V; e++) y[e] = rstd * (d.at(e) * gain.at(e) - flat - unit[e] * along);
+        a.put(y);
+        // Each sum is rounded, as if it were computed alone.
+        if (past) {
+#pragma unroll
+            for (int e = 0; e < V; e++) y[e] = p.at(e) + a.at(e);
+            a.put(y);
+        }
+        if (add) {
+            p = *(const Wide<T>*)(dx + row * width);
+#pragma unroll
+            for (int e = 0; e < V; e++) y[e] = p.at(e) + a.at(e);
+            a.put(y);
+        }
+        *(Wide<T>*)(dx + row * width) = a;
+        a = a1, d = d1, p = p1, mean = mean1, rstd = rstd1, row = next, turn ^= 1;
     }
-    __syncthreads();
-    for (i64 i = threadIdx.x; i < vectors * width; i += blockDim.x) {
-        A total = ((A*)shared)[i];
-        for (int w = 1; w < NORM_WARPS; w++) total += ((A*)shared)[(i64)w * vectors * width + i];
-        sums[(i64)blockIdx.x * vectors * width + i] = total;
+    A* own = sums + (i64)blockIdx.x * vectors * width + column;
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+        own[e] = of_gain[e];
+        if (KIND == LAYER_GRAD) own[width + e] = of_bias[e];
     }
 }

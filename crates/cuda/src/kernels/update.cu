@@ -1,31 +1,103 @@
-// Updates of flat units: AdamW and SGD as PyTorch defines them, and ops over the members of a unit.
+// Updates of flat units: Adam, AdamW and SGD as PyTorch defines them, Lion and LAMB's direction, and ops over the members of a unit.
 
 struct Decay {
     double rate;
     // The number in the whole unit of this rank's first element; `decays` of every `block` decay.
     i64 offset, decays, block;
 
-    __device__ __forceinline__ double at(u64 i) const {
-        if (decays >= block) return rate;
+    // Where in its block an element lies.
+    __device__ __forceinline__ u64 within(u64 i) const {
+        if (decays >= block) return 0;
         u64 element = (u64)offset + i;
-        u64 within = (element | (u64)block) >> 32 ? element % (u64)block : (u32)element % (u32)block;
-        return within < (u64)decays ? rate : 0.0;
+        return (element | (u64)block) >> 32 ? element % (u64)block : (u32)element % (u32)block;
     }
+
+    __device__ __forceinline__ bool decays_at(u64 within) const {
+        return decays >= block || (within >= (u64)block ? within - (u64)block : within) < (u64)decays;
+    }
+
+    __device__ __forceinline__ double at(u64 i) const { return decays_at(within(i)) ? rate : 0.0; }
 };
 
+// Where a step must change nothing, `go` is there and zero.
+template <class A>
+__device__ __forceinline__ bool stops(const A* go) {
+    return go && *go == A(0);
+}
+
+// The constants of a step of AdamW.
+template <class A> struct Step {
+    A lr, clip, first, second, b1, b2, c1, c2, eps;
+    // Whether decay is part of the gradient, as in Adam.
+    bool coupled;
+};
+
+template <class A>
+__device__ __forceinline__ void adamw_one(const Step<A>& s, A decay, A g, A& w, A& m, A& v) {
+    A d = g * s.clip;
+    if (s.coupled) d += decay * w;
+    else w -= s.lr * decay * w;
+    m = s.b1 * m + s.c1 * d;
+    v = s.b2 * v + s.c2 * d * d;
+    w -= s.lr * (m * s.first) / (sqrt_of(v * s.second) + s.eps);
+}
+
+// Four neighbours of a thread at a time, where all addresses allow it.
 template <class A, class G, class C>
 __global__ void adamw(const A* w, const G* g, const A* m, const A* v, const A* lr_at, const A* step_at,
-                      const A* clip_at, A* w_out, A* m_out, A* v_out, C* copy, i64 count, double beta1,
-                      double beta2, double eps, Decay decay) {
-    A lr = *lr_at, clip = *clip_at;
-    double step = (double)*step_at;
-    A first = A(1.0 / (1.0 - pow(beta1, step))), second = A(1.0 / (1.0 - pow(beta2, step)));
-    A b1 = A(beta1), b2 = A(beta2), c1 = A(1.0 - beta1), c2 = A(1.0 - beta2);
-    for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
-        A d = A(load(g[i])) * clip;
-        A m1 = b1 * m[i] + c1 * d, v1 = b2 * v[i] + c2 * d * d, w1 = w[i];
-        w1 -= lr * A(decay.at(i)) * w1;
-        w1 -= lr * (m1 * first) / (sqrt_of(v1 * second) + A(eps));
+                      const A* clip_at, const A* go, A* w_out, A* m_out, A* v_out, C* copy, i64 count,
+                      double beta1, double beta2, double eps, i64 coupled, Decay decay) {
+    __shared__ A corrections[2];
+    // Powers in double precision take long: one thread computes them for its block.
+    if (threadIdx.x == 0) {
+        double step = (double)*step_at;
+        corrections[0] = A(1.0 / (1.0 - pow(beta1, step)));
+        corrections[1] = A(1.0 / (1.0 - pow(beta2, step)));
+    }
+    __syncthreads();
+    Step<A> s = {*lr_at, *clip_at, corrections[0], corrections[1], A(beta1), A(beta2),
+                 A(1.0 - beta1), A(1.0 - beta2), A(eps), coupled != 0};
+    const bool stop = stops(go);
+    const int V = 4;
+    bool wide = aligned(w, sizeof(A) * V) && aligned(g, sizeof(G) * V) && aligned(m, sizeof(A) * V) &&
+                aligned(v, sizeof(A) * V) && aligned(w_out, sizeof(A) * V) && aligned(m_out, sizeof(A) * V) &&
+                aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V));
+    i64 packs = wide ? count / V : 0;
+    const A rate = A(decay.rate);
+    // Two packs in flight, as far apart as all threads together.
+    for (i64 p = (i64)thread_index(); p < packs; p += 2 * (i64)thread_count()) {
+        Pack<G, V> g4[2];
+        Pack<A, V> w4[2], m4[2], v4[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            i64 i = (p + k * (i64)thread_count()) * V;
+            if (i >= packs * V) continue;
+            g4[k] = *(const Pack<G, V>*)(g + i);
+            w4[k] = *(const Pack<A, V>*)(w + i);
+            m4[k] = *(const Pack<A, V>*)(m + i);
+            v4[k] = *(const Pack<A, V>*)(v + i);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            i64 i = (p + k * (i64)thread_count()) * V;
+            if (i >= packs * V) continue;
+            u64 within = decay.within((u64)i);
+            Pack<C, V> c4;
+#pragma unroll
+            for (int e = 0; e < V; e++) {
+                A own = decay.decays_at(within + e) ? rate : A(0);
+                if (!stop) adamw_one<A>(s, own, A(load(g4[k].at[e])), w4[k].at[e], m4[k].at[e], v4[k].at[e]);
+                c4.at[e] = Store<C>::of(w4[k].at[e]);
+            }
+            *(Pack<A, V>*)(w_out + i) = w4[k];
+            *(Pack<A, V>*)(m_out + i) = m4[k];
+            *(Pack<A, V>*)(v_out + i) = v4[k];
+            if (copy) *(Pack<C, V>*)(copy + i) = c4;
+        }
+    }
+    for (i64 i = packs * V + (i64)thread_index(); i < count; i += (i64)thread_count()) {
+        A w1 = w[i], m1 = m[i], v1 = v[i];
+        if (!stop) adamw_one<A>(s, A(decay.at((u64)i)), A(load(g[i])), w1, m1, v1);
         m_out[i] = m1;
         v_out[i] = v1;
         w_out[i] = w1;
@@ -34,13 +106,61 @@ __global__ void adamw(const A* w, const G* g, const A* m, const A* v, const A* l
 }
 
 template <class A, class G, class C>
-__global__ void sgd(const A* w, const G* g, const A* m, const A* lr_at, const A* clip_at, A* w_out, A* m_out,
-                    C* copy, i64 count, double momentum, i64 nesterov, Decay decay) {
-    A lr = *lr_at, clip = *clip_at, mu = A(momentum);
+__global__ void lamb_direction(const A* w, const G* g, const A* m, const A* v, const A* lr_at,
+                               const A* step_at, const A* clip_at, const A* go, A* u_out, A* m_out,
+                               A* v_out, C* copy, i64 count, double beta1, double beta2, double eps,
+                               Decay decay) {
+    A clip = *clip_at;
+    double step = (double)*step_at;
+    A first = A(1.0 / (1.0 - pow(beta1, step))), second = A(1.0 / (1.0 - pow(beta2, step)));
+    A b1 = A(beta1), b2 = A(beta2), c1 = A(1.0 - beta1), c2 = A(1.0 - beta2);
+    bool stop = stops(go);
     for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
-        A w1 = w[i], d = A(load(g[i])) * clip + A(decay.at(i)) * w1;
-        A m1 = mu * m[i] + d;
-        w1 -= lr * (nesterov ? d + mu * m1 : m1);
+        A m1 = m[i], v1 = v[i], u1 = A(0);
+        if (!stop) {
+            A d = A(load(g[i])) * clip;
+            m1 = b1 * m1 + c1 * d;
+            v1 = b2 * v1 + c2 * d * d;
+            u1 = (m1 * first) / (sqrt_of(v1 * second) + A(eps)) + A(decay.at(i)) * w[i];
+        }
+        m_out[i] = m1;
+        v_out[i] = v1;
+        u_out[i] = u1;
+    }
+}
+
+template <class A, class G, class C>
+__global__ void sgd(const A* w, const G* g, const A* m, const A* lr_at, const A* clip_at, const A* go,
+                    A* w_out, A* m_out, C* copy, i64 count, double momentum, i64 nesterov, Decay decay) {
+    A lr = *lr_at, clip = *clip_at, mu = A(momentum);
+    bool stop = stops(go);
+    for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
+        A w1 = w[i], m1 = m[i];
+        if (!stop) {
+            A d = A(load(g[i])) * clip + A(decay.at(i)) * w1;
+            m1 = mu * m1 + d;
+            w1 -= lr * (nesterov ? d + mu * m1 : m1);
+        }
+        m_out[i] = m1;
+        w_out[i] = w1;
+        if (copy) copy[i] = Store<C>::of(w1);
+    }
+}
+
+template <class A, class G, class C>
+__global__ void lion(const A* w, const G* g, const A* m, const A* lr_at, const A* clip_at, const A* go,
+                     A* w_out, A* m_out, C* copy, i64 count, double beta1, double beta2, Decay decay) {
+    A lr = *lr_at, clip = *clip_at;
+    A b1 = A(beta1), b2 = A(beta2), c1 = A(1.0 - beta1), c2 = A(1.0 - beta2);
+    bool stop = stops(go);
+    for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
+        A w1 = w[i], m1 = m[i];
+        if (!stop) {
+            A d = A(load(g[i])) * clip, turned = b1 * m1 + c1 * d;
+            A sign = turned > A(0) ? A(1) : turned < A(0) ? A(-1) : A(0);
+            w1 -= lr * (sign + A(decay.at(i)) * w1);
+            m1 = b2 * m1 + c2 * d;
+        }
         m_out[i] = m1;
         w_out[i] = w1;
         if (copy) copy[i] = Store<C>::of(w1);

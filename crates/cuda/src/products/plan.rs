@@ -31,6 +31,25 @@ pub(crate) struct ProductShape {
     out: DType,
     /// Bytes of which all addresses of A, B and D are multiples.
     aligned: [u32; 3],
+    /// What is computed besides the product.
+    epilogue: Epilogue,
+}
+
+/// What the library computes with a product, before it is rounded.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Epilogue {
+    Nothing,
+    /// A number for each row of D is added.
+    Bias,
+    /// The same, and the GELU of the sum is stored too.
+    BiasAndGelu,
+}
+
+/// Where the operands and results of an epilogue lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extra {
+    pub(crate) bias: Address,
+    pub(crate) gelu: Option<Address>,
 }
 
 impl ProductShape {
@@ -78,7 +97,15 @@ impl ProductShape {
             of,
             out,
             aligned: [align(first, of.size()), align(second, of.size()), align(2, out.size())],
+            epilogue: Epilogue::Nothing,
         })
+    }
+
+    /// The same with a bias for each column of the program's result, if these are the rows of D, and with
+    /// the GELU of the sum.
+    pub(crate) fn with_bias(self, gelu: bool) -> Option<Self> {
+        let epilogue = if gelu { Epilogue::BiasAndGelu } else { Epilogue::Bias };
+        self.swapped.then_some(Self { epilogue, ..self })
     }
 }
 
@@ -115,6 +142,12 @@ const BATCH_COUNT: i32 = 5;
 const BATCH_STRIDE: i32 = 6;
 const MOST_WORKSPACE: i32 = 1;
 const ALIGNMENT_A: i32 = 5;
+const EPILOGUE: i32 = 7;
+const BIAS_POINTER: i32 = 8;
+const AUX_POINTER: i32 = 11;
+const AUX_LEADING: i32 = 12;
+const ADD_BIAS: i32 = 4;
+const ADD_BIAS_AND_GELU: i32 = 164;
 const COMPUTE_F32: i32 = 68;
 const COMPUTE_F64: i32 = 70;
 
@@ -196,9 +229,10 @@ pub(crate) struct ProductPlan {
     algorithm: [u64; 8],
 }
 
-// SAFETY: the descriptors are this value's own, and are not changed once they are made.
+// SAFETY: the descriptors are this value's own.
 unsafe impl Send for ProductPlan {}
-// SAFETY: as above; calls only read them.
+// SAFETY: plans belong to one engine, which one thread at a time uses; only the address of a bias is
+// changed once they are made, right before the call that reads it.
 unsafe impl Sync for ProductPlan {}
 
 impl ProductPlan {
@@ -225,17 +259,22 @@ impl ProductPlan {
                 "cublasLtMatmulDescCreate",
                 (table.cublasLtMatmulDescCreate)(&mut plan.product, compute, code(scale)),
             )?;
-            for (attribute, turn) in [(TRANSPOSE_A, ta), (TRANSPOSE_B, tb)] {
-                let turn = i32::from(turn);
-                check(
-                    "cublasLtMatmulDescSetAttribute",
-                    (table.cublasLtMatmulDescSetAttribute)(
-                        plan.product,
-                        attribute,
-                        (&raw const turn).cast(),
-                        size_of::<i32>(),
-                    ),
-                )?;
+            plan.set(TRANSPOSE_A, &i32::from(ta))?;
+            plan.set(TRANSPOSE_B, &i32::from(tb))?;
+            // Of addresses, their alignment is what counts before they are known.
+            let later = Address::from(256u32);
+            match shape.epilogue {
+                Epilogue::Nothing => {}
+                Epilogue::Bias => {
+                    plan.set(EPILOGUE, &ADD_BIAS)?;
+                    plan.set(BIAS_POINTER, &later)?;
+                }
+                Epilogue::BiasAndGelu => {
+                    plan.set(EPILOGUE, &ADD_BIAS_AND_GELU)?;
+                    plan.set(BIAS_POINTER, &later)?;
+                    plan.set(AUX_POINTER, &later)?;
+                    plan.set(AUX_LEADING, &(shape.leading[2] as i64))?;
+                }
             }
             for (i, (dtype, (rows, cols))) in kinds.into_iter().enumerate() {
                 let matrix = &mut plan.matrices[i];
@@ -257,7 +296,22 @@ impl ProductPlan {
         Ok(plan)
     }
 
-    /// Issues the product of the program's operands, added to what lies at `old`.
+    /// Sets an attribute of the product.
+    ///
+    /// # Safety
+    /// The value has the attribute's type.
+    unsafe fn set<T>(&self, attribute: i32, value: &T) -> Result<(), CudaError> {
+        // SAFETY: the caller's; the library copies the value.
+        let status = unsafe {
+            let value = (&raw const *value).cast();
+            let set = self.table.cublasLtMatmulDescSetAttribute;
+            set(self.product, attribute, value, size_of::<T>())
+        };
+        check("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    /// Issues the product of the program's operands, added to what lies at `old`, and the epilogue that the
+    /// plan is for.
     ///
     /// # Safety
     /// The addresses are of matrices as the plan describes them, which are this run's to use.
@@ -265,11 +319,20 @@ impl ProductPlan {
         &self,
         library: &ProductLibrary,
         run: &Run<'_>,
-        a: Address,
-        b: Address,
+        [a, b]: [Address; 2],
         old: Option<Address>,
-        out: Address,
+        mut out: Address,
+        extra: Option<Extra>,
     ) -> Result<(), CudaError> {
+        if let Some(Extra { bias, gelu }) = extra {
+            // SAFETY: the attribute is an address. One thread at a time uses a plan.
+            unsafe { self.set(BIAS_POINTER, &bias)? };
+            if let Some(gelu) = gelu {
+                // SAFETY: as above. The sum is the library's second result.
+                unsafe { self.set(AUX_POINTER, &out)? };
+                out = gelu;
+            }
+        }
         let (a, b) = if self.swapped { (b, a) } else { (a, b) };
         let beta = f64::from(u8::from(old.is_some()));
         let (one, beta) = ([1.0f64, 1.0], [beta, beta]);

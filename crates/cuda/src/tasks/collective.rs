@@ -47,6 +47,11 @@ pub(super) fn compile(
         PlannedCollective::Zeros => vec![filled(op, &out, 0.0)?],
         PlannedCollective::Copy => vec![copy(&*op.engine, &x, &out)],
         PlannedCollective::Slice { dim, start } => sliced(op, &x, &out, dim, start),
+        PlannedCollective::Pick { .. } | PlannedCollective::Dealt { .. } => {
+            return Err(
+                op.unsupported("it has no kernel for dims that are not distributed in blocks")
+            );
+        }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
             let transfer = Transfer {

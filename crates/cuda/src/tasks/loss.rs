@@ -9,7 +9,7 @@ use phalanx_ir::{DType, ProductLoops, StridedLoop};
 
 use super::rows::threads;
 use super::{Arg, KernelTask, Operation, Place, Task, Tasks, Var};
-use crate::kernels::{KernelSpec, Source};
+use crate::kernels::{KernelSpec, MOST_SHARED, Source};
 use crate::products::{Adding, Operands, Product};
 use crate::requirements::{chunk_bytes, chunk_rows};
 
@@ -91,7 +91,9 @@ impl Chunk {
             let loops = ProductLoops { rows, cols, inner, outer: vec![], sums: vec![] };
             let [a, b, out] = places;
             let operands = Operands { a, b, addend: None, out, adding };
-            Ok::<_, EngineError>(Task::Product(Box::new(Product::new(op, loops, types, operands)?)))
+            Ok::<_, EngineError>(Task::Product(Box::new(Product::new(
+                op, loops, types, operands, None,
+            )?)))
         };
         let (given, dx) = (own(x, row), own(&outputs[1], row));
         let forward =
@@ -106,7 +108,9 @@ impl Chunk {
             adding,
         )?;
         let site = op.engine.site(&op.program.name, "target");
-        let kernel = KernelSpec::of(Source::Loss, "entropy_in_place", &[op.float(x.dtype)?]);
+        // A row of whole packs of bf16 is kept in shared memory.
+        let row = self.classes * x.dtype.size();
+        let kept = x.dtype == DType::Bf16 && row.is_multiple_of(16) && row <= MOST_SHARED as usize;
         let args = vec![
             Arg::Pointer(logits),
             Arg::Pointer(own(&inputs[2], 1)),
@@ -118,7 +122,17 @@ impl Chunk {
             Arg::Int(site),
         ];
         let blocks = [count as u32, 1, 1];
-        let entropy = KernelTask::new(kernel, blocks, threads(self.classes), args);
+        let entropy = match kept {
+            true => {
+                let kernel = KernelSpec::plain(Source::Loss, "entropy_of_kept_rows");
+                KernelTask::new(kernel, blocks, 512, args).sharing(row)
+            }
+            false => {
+                let types = [op.float(x.dtype)?];
+                let kernel = KernelSpec::of(Source::Loss, "entropy_in_place", &types);
+                KernelTask::new(kernel, blocks, threads(self.classes), args)
+            }
+        };
         Ok(vec![forward, Task::Kernel(entropy), to_x, to_w])
     }
 }

@@ -6,7 +6,7 @@ use phalanx_ir::random::keep_threshold;
 use phalanx_ir::{DType, LocalPart, Op, Order};
 
 use super::var::{MOST_DIMS, extents, padded};
-use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks};
+use super::{Arg, KernelTask, Operation, Task, Tasks};
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
@@ -50,8 +50,9 @@ fn embedding(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     Ok(vec![Task::Kernel(KernelTask::new(kernel, blocks, 128, args))])
 }
 
-/// Rows of the table that a block owns, as the kernel has it.
-const TABLE_ROWS: usize = 16;
+/// Rows of the table that a block owns, and its threads, as the kernel has it.
+const TABLE_ROWS: usize = 64;
+const TABLE_THREADS: u32 = 512;
 
 fn embedding_grad(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let (ids, dy, out, held) = (op.input(0), op.input(1), op.output(0), held(op)?);
@@ -68,12 +69,13 @@ fn embedding_grad(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         held,
         Arg::Int(rows as i64),
         Arg::Words(extents(&ids.shape, &ids.valid)),
+        Arg::Int(i64::from(ids.valid != ids.shape)),
         Arg::Fault,
         Arg::Int(site),
         out.adds(),
     ];
     let blocks = [rows.div_ceil(TABLE_ROWS).max(1) as u32, 1, 1];
-    Ok(vec![Task::Kernel(KernelTask::new(kernel, blocks, THREADS, args))])
+    Ok(vec![Task::Kernel(KernelTask::new(kernel, blocks, TABLE_THREADS, args))])
 }
 
 /// A part of a dim, as kernels take it (`Part`).
@@ -126,12 +128,15 @@ fn turned(op: &mut Operation<'_>, rotary: &Rotary) -> Result<Tasks, EngineError>
     let sines = table(op, x.dtype, angles.iter().map(|angle| angle.sin()))?;
     // Of every head: its pairs, then each element of its padding.
     let each = x.valid[3] / 2 + x.shape[3] - x.valid[3];
-    let count = x.rows() * each;
+    let (wide, half) = (16 / x.dtype.size(), x.shape[3] / 2);
+    let packs = x.valid[3] == x.shape[3] && half.is_multiple_of(wide);
+    let count = x.rows() * if packs { half / wide } else { each };
     let mut args = vec![x.arg(), cosines, sines, out.arg(), Arg::Int(count as i64)];
-    let numbers = [positions, x.shape[2], x.shape[3], x.valid[3]];
-    args.extend(numbers.map(|n| Arg::Int(n as i64)));
+    args.extend([positions, x.shape[2], x.shape[3]].map(|n| Arg::Int(n as i64)));
+    args.extend((!packs).then_some(Arg::Int(x.valid[3] as i64)));
     args.push(Arg::Real(if rotary.inverse { -1.0 } else { 1.0 }));
-    let kernel = KernelSpec::of(Source::Rotary, "rotary", &[op.float(x.dtype)?]);
+    let name = if packs { "rotary_packs" } else { "rotary" };
+    let kernel = KernelSpec::of(Source::Rotary, name, &[op.float(x.dtype)?]);
     Ok(vec![op.over(count, kernel, args)])
 }
 

@@ -3,6 +3,7 @@
 //! Where ranks hold parts of a row, each measures its part, all gather the numbers, and each merges
 //! them in the order of the ranks.
 
+use phalanx_call::Requirements;
 use phalanx_engine::EngineError;
 use phalanx_ir::{Exchange, Op};
 
@@ -10,7 +11,7 @@ use super::collective::gather;
 use super::var::extents;
 use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
 use crate::kernels::{KernelSpec, MOST_SHARED, Source};
-use crate::requirements::{exchange_offset, norm_parts};
+use crate::requirements::{CudaRequirements, norm_parts};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let (kind, eps) = match &op.instr.op {
@@ -55,7 +56,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let mut tasks = Vec::new();
     let (mut gathered, mut counts) = (Arg::Null, Arg::Null);
     if let Some(exchange) = &exchange {
-        let offset = exchange_offset(op.program, op.instr);
+        let offset = CudaRequirements.exchange_offset(op.program, op.instr);
         gathered = Arg::Pointer(op.scratch_at(offset)?);
         counts = valid_counts(op, exchange)?;
         let kernel = KernelSpec::of(Source::Rows, "measure", &[name, kind]);
@@ -96,31 +97,34 @@ fn whole_rows(
         _ => return Ok(None),
     };
     let wide = 16 / x.dtype.size();
-    let shared = NORM_WARPS * (outputs.len() - 1) * x.width() * x.dtype.accumulator().size();
+    let packs = x.width().div_ceil(32 * wide);
     let whole = x.valid == x.shape && op.part(op.instr.inputs[0], x.shape.len() - 1).shards == 1;
-    // Slots are aligned, so rows are if their width is.
-    if !whole || !x.width().is_multiple_of(wide) || (is_gradient && shared > MOST_SHARED as usize) {
+    // What a lane keeps of a row must fit its registers; a block takes a row of a gradient with whole
+    // warps. Slots are aligned, so rows are if their width is.
+    let fits = match is_gradient {
+        false => x.width().is_multiple_of(wide) && packs * wide <= 128,
+        true => x.width().is_multiple_of(32 * wide) && packs <= 32,
+    };
+    if !whole || !fits {
         return Ok(None);
     }
-    let (name, wide) = (op.float(x.dtype)?, wide.to_string());
-    let threads = 32 * NORM_WARPS as u32;
     let mut args = vec![operands.clone(), words.clone()];
     if !is_gradient {
-        let kernel = KernelSpec::of(Source::Rows, "norm_rows", &[name, kind, &wide]);
+        let types = [op.float(x.dtype)?, kind, &packs.to_string()];
+        let kernel = KernelSpec::of(Source::Rows, "norm_rows", &types);
         let blocks = [x.rows().div_ceil(NORM_WARPS).min(1 << 20) as u32, 1, 1];
-        return Ok(Some(vec![Task::Kernel(KernelTask::new(kernel, blocks, threads, args))]));
+        let task = KernelTask::new(kernel, blocks, 32 * NORM_WARPS as u32, args);
+        return Ok(Some(vec![Task::Kernel(task)]));
     }
-    args.push(Arg::Pointer(op.scratch_at(0)?));
-    let kernel = KernelSpec::of(Source::Rows, "norm_rows_grad", &[name, kind, &wide]);
-    let blocks = [norm_parts(x.rows()) as u32, 1, 1];
-    let first = KernelTask::new(kernel, blocks, threads, args).sharing(shared);
-    let mut tasks = vec![Task::Kernel(first)];
-    tasks.extend(summed_parts(op, x, &outputs[1..])?);
-    Ok(Some(tasks))
+    args.extend([past(op), outputs[0].adds(), Arg::Pointer(op.scratch_at(0)?)]);
+    let kernel = KernelSpec::of(Source::Rows, "norm_rows_grad", &[op.float(x.dtype)?, kind]);
+    let blocks = [norm_parts(x.rows(), x.width()) as u32, 1, 1];
+    let first = KernelTask::new(kernel, blocks, 32 * packs as u32, args);
+    Ok(Some(vec![Task::Kernel(first), summed_parts(op, x, &outputs[1..])?]))
 }
 
-/// Warps of a block of the kernels of whole rows, as they have it.
-const NORM_WARPS: usize = 8;
+/// Warps of a block of the kernel of whole rows, as it has it.
+const NORM_WARPS: usize = 4;
 
 /// dx, with the sums of each part of the rows; then the sum of the parts for each vector.
 fn norm_gradient(
@@ -131,39 +135,37 @@ fn norm_gradient(
     mut args: Vec<Arg>,
 ) -> Result<Tasks, EngineError> {
     let acc = x.dtype.accumulator();
-    let parts = norm_parts(x.rows());
+    let parts = norm_parts(x.rows(), x.width());
     let shared = vectors.len() * x.width() * acc.size();
     if shared > MOST_SHARED as usize {
         return Err(op.unsupported(format!("rows of {} elements are too wide", x.width())));
     }
-    let sums = op.scratch_at(0)?;
-    args.push(Arg::Pointer(sums));
+    args.extend([past(op), op.output(0).adds(), Arg::Pointer(op.scratch_at(0)?)]);
     let kernel = KernelSpec::of(Source::Rows, "finish_norm_grad", &[op.float(x.dtype)?, kind]);
     let blocks = [parts as u32, 1, 1];
     let first = KernelTask::new(kernel, blocks, threads(x.width()), args).sharing(shared);
-    let mut tasks = vec![Task::Kernel(first)];
-    tasks.extend(summed_parts(op, x, vectors)?);
-    Ok(tasks)
+    Ok(vec![Task::Kernel(first), summed_parts(op, x, vectors)?])
 }
 
-/// The sum of the parts in the scratch memory, for each vector.
-fn summed_parts(op: &Operation<'_>, x: &Var, vectors: &[Var]) -> Result<Tasks, EngineError> {
-    let (acc, sums) = (x.dtype.accumulator(), op.scratch_at(0)?);
-    let (parts, stride) = (norm_parts(x.rows()), vectors.len() * x.width());
-    let mut tasks = Vec::new();
-    for (i, out) in vectors.iter().enumerate() {
-        let kernel =
-            KernelSpec::of(Source::Rows, "sum_parts", &[op.float(acc)?, op.float(out.dtype)?]);
-        let own = Arg::Pointer(sums.add(i * x.width() * acc.size()));
-        let numbers = [parts, stride, out.width(), out.valid_width()];
-        let mut args = vec![own, out.arg()];
-        args.extend(numbers.map(|n| Arg::Int(n as i64)));
-        args.push(out.adds());
-        // A block has 32 columns and eight warps, as the kernel has it.
-        let blocks = [out.width().div_ceil(32).max(1) as u32, 1, 1];
-        tasks.push(Task::Kernel(KernelTask::new(kernel, blocks, 256, args)));
-    }
-    Ok(tasks)
+/// What is added to the gradient of a norm's operand.
+fn past(op: &Operation<'_>) -> Arg {
+    let addend = op.folds.to(op.instr.outputs[0]).and_then(|fold| fold.addend);
+    addend.map_or(Arg::Null, |value| op.var(value).arg())
+}
+
+/// The sums of the parts in the scratch memory, for each of one or two vectors.
+fn summed_parts(op: &Operation<'_>, x: &Var, vectors: &[Var]) -> Result<Task, EngineError> {
+    let (first, second) = (&vectors[0], vectors.get(1));
+    let types = [op.float(x.dtype.accumulator())?, op.float(first.dtype)?];
+    let kernel = KernelSpec::of(Source::Rows, "sum_parts", &types);
+    let mut args = vec![Arg::Pointer(op.scratch_at(0)?), first.arg()];
+    args.push(second.map_or(Arg::Null, Var::arg));
+    let numbers = [norm_parts(x.rows(), x.width()), first.width(), first.valid_width()];
+    args.extend(numbers.map(|n| Arg::Int(n as i64)));
+    args.extend([first.adds(), second.map_or(Arg::Int(0), Var::adds)]);
+    // A block has 32 columns and its warps take parts in turn, as the kernel has it.
+    let blocks = [first.width().div_ceil(32).max(1) as u32, vectors.len() as u32, 1];
+    Ok(Task::Kernel(KernelTask::new(kernel, blocks, 1024, args)))
 }
 
 /// For each part of a row: how many valid elements it has.

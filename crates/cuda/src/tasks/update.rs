@@ -10,8 +10,17 @@ use crate::kernels::{KernelSpec, Source};
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     match op.instr.op.clone() {
         Op::AdamW(adamw) => {
-            let own = [adamw.beta1, adamw.beta2, adamw.eps].map(Arg::Real);
+            let mut own = [adamw.beta1, adamw.beta2, adamw.eps].map(Arg::Real).to_vec();
+            own.push(Arg::Int(i64::from(adamw.coupled)));
             update(op, "adamw", 2, true, &own, adamw.decay)
+        }
+        Op::LambDirection(lamb) => {
+            let own = [lamb.beta1, lamb.beta2, lamb.eps].map(Arg::Real);
+            update(op, "lamb_direction", 2, true, &own, lamb.decay)
+        }
+        Op::Lion(lion) => {
+            let own = [lion.beta1, lion.beta2].map(Arg::Real);
+            update(op, "lion", 1, false, &own, lion.decay)
         }
         Op::Sgd(sgd) => {
             let own = [Arg::Real(sgd.momentum), Arg::Int(i64::from(sgd.nesterov))];
@@ -40,12 +49,13 @@ fn update(
     if w.dtype != w.dtype.accumulator() {
         return Err(op.unsupported(format!("weights of {} need a master copy", w.dtype)));
     }
-    // w, g, the states, then lr, step and clip.
+    // w, g, the states, then lr, step and clip; and whether anything changes, if it is asked.
     let (lr, step, clip) = (&inputs[2 + states], &inputs[3 + states], &inputs[4 + states]);
     let mut args: Vec<Arg> = inputs[..2 + states].iter().map(|var| var.arg()).collect();
     args.push(lr.arg());
     args.extend(counts_steps.then(|| step.arg()));
     args.push(clip.arg());
+    args.push(inputs.get(5 + states).map_or(Arg::Null, |var| var.arg()));
     args.extend(outputs[..1 + states].iter().map(|var| var.arg()));
     args.push(copy.map_or(Arg::Null, |var| var.arg()));
     args.push(Arg::Int(w.elements() as i64));
@@ -54,7 +64,9 @@ fn update(
     let numbers = [first, decay.first, decay.block].map(|n| n as i64);
     args.push(Arg::Words([&[decay.rate.to_bits() as i64][..], &numbers].concat()));
     let kernel = KernelSpec::of(Source::Update, name, &types);
-    Ok(vec![op.over(w.elements(), kernel, args)])
+    // As many blocks as run at once: each computes the powers of the step first.
+    let blocks = (op.engine.blocks() / 2).min(w.elements().div_ceil(THREADS as usize) as u32);
+    Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks.max(1), 1, 1], THREADS, args))])
 }
 
 /// The pieces of the first `count` elements that this rank holds: first element, end, member (or −1).

@@ -1,8 +1,10 @@
 //! The CUDA engine against the reference interpreter. What needs a GPU says so where there is none.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod folds;
 mod gpu;
 mod ids;
+mod large;
 mod layouts;
 mod ops;
 mod partitioned;

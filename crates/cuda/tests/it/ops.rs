@@ -10,13 +10,19 @@ use phalanx_ir::ops::{
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Op, Phase, Program, Role, TensorType};
 use phalanx_reference::RefTensor;
+use phalanx_testing::in_type;
 use phalanx_testing::instances::{self, apply};
 use phalanx_testing::threads::furthest;
 
 use crate::gpu;
 
 /// The results of an op on the GPU; from `before`, to which they are added where the op can.
-fn on_gpu(engine: &mut CudaEngine, op: &Op, operands: &[RefTensor], before: f64) -> Vec<RefTensor> {
+pub(crate) fn on_gpu(
+    engine: &mut CudaEngine,
+    op: &Op,
+    operands: &[RefTensor],
+    before: f64,
+) -> Vec<RefTensor> {
     let mut program = Program::new("alone", phalanx_ir::Mesh::single());
     let inputs: Vec<_> = (operands.iter().enumerate())
         .map(|(i, t)| {
@@ -28,8 +34,18 @@ fn on_gpu(engine: &mut CudaEngine, op: &Op, operands: &[RefTensor], before: f64)
         let role = if before != 0.0 && float { Role::Gradient } else { Role::Probe };
         program.output(format!("out{i}"), role, value);
     }
-    let slots = Slots::assign_for(&program, &*engine.requirements());
-    let kernel = engine.compile(&program, &slots, &[0]).unwrap();
+    run(engine, &program, operands, before)
+}
+
+/// The results of a program on the GPU; gradients are added to `before`.
+pub(crate) fn run(
+    engine: &mut CudaEngine,
+    program: &Program,
+    operands: &[RefTensor],
+    before: f64,
+) -> Vec<RefTensor> {
+    let slots = Slots::assign_for(program, &*engine.requirements());
+    let kernel = engine.compile(program, &slots, &[0]).unwrap();
     let mut end = 0;
     let mut place = |ty: &TensorType| {
         let span = Span::device(end, ty.bytes());
@@ -64,45 +80,6 @@ fn on_gpu(engine: &mut CudaEngine, op: &Op, operands: &[RefTensor], before: f64)
     types.iter().zip(&outs).map(read).collect()
 }
 
-/// The op with results of another float type.
-fn with_type(op: &Op, dtype: DType) -> Op {
-    let mut op = op.clone();
-    match &mut op {
-        Op::Matmul(m) => m.out = dtype,
-        Op::PackedMatmul(m) => m.out = dtype,
-        Op::Reduce(r) => r.out = dtype,
-        Op::Fill(f) => f.dtype = dtype,
-        Op::Fused(f) => f.steps.iter_mut().for_each(|step| step.dtype = dtype),
-        Op::RmsNormGrad(n) => n.out = dtype,
-        Op::LayerNormGrad(n) => n.out = dtype,
-        Op::EmbeddingGrad(e) => e.out = dtype,
-        Op::LinearCrossEntropy(l) => l.out = dtype,
-        Op::AdamW(a) if dtype == DType::Bf16 => a.narrow = Some(dtype),
-        Op::Sgd(s) if dtype == DType::Bf16 => s.narrow = Some(dtype),
-        _ => {}
-    }
-    op
-}
-
-/// The element type that an operand of this type has when the op computes in another one.
-fn operand_type(op: &Op, index: usize, t: &RefTensor, dtype: DType) -> DType {
-    let statistics = match op {
-        Op::RmsNormGrad(_) => index == 2,
-        Op::LayerNormGrad(_) => index == 2 || index == 3,
-        Op::CrossEntropyGrad(_) => index >= 2,
-        Op::LinearCrossEntropy(_) => index == 3,
-        Op::AttentionGrad(g) => index == 4 && g.of.kind == AttentionKind::Flash,
-        Op::AdamW(_) | Op::Sgd(_) => index != 1,
-        Op::MemberScale(_) => index == 1,
-        _ => false,
-    };
-    match t.dtype() {
-        DType::F64 if statistics => dtype.accumulator(),
-        DType::F64 => dtype,
-        other => other,
-    }
-}
-
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -115,13 +92,7 @@ fn tolerance(dtype: DType) -> f64 {
 fn check(engine: &mut CudaEngine, op: &Op, given: &[RefTensor]) -> Vec<String> {
     let mut wrong = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::Bf16] {
-        let op = with_type(op, dtype);
-        let operands: Vec<RefTensor> = (given.iter().enumerate())
-            .map(|(i, t)| {
-                let own = operand_type(&op, i, t, dtype);
-                RefTensor::new(own, t.shape(), &t.values()).unwrap()
-            })
-            .collect();
+        let (op, operands) = in_type(op, given, dtype);
         let expected = apply(&op, &operands);
         for before in [0.0, 0.75] {
             let found = on_gpu(engine, &op, &operands, before);

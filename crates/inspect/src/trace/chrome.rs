@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use phalanx_engine::CallPart;
 use phalanx_script::Lane;
 use serde_json::{Value, json};
 
@@ -46,6 +47,7 @@ pub fn chrome(trace: &Trace, played: &Timelines) -> Value {
             for (traced, row) in own.into_iter().zip(rows) {
                 let at = At { rank, thread: tid(lane, row), origin };
                 events.push(at.event(trace, traced, name));
+                events.extend(traced.kernels.iter().map(|kernel| at.kernel(kernel)));
                 events.extend(arrows.of(at, traced));
             }
         }
@@ -119,6 +121,16 @@ struct At {
 }
 
 impl At {
+    /// A kernel lies inside the event of its action.
+    fn kernel(&self, CallPart { name, started, ended }: &CallPart) -> Value {
+        let (pid, tid) = (self.rank, self.thread);
+        json!({
+            "ph": "X", "name": name, "cat": "kernel", "pid": pid, "tid": tid,
+            "ts": micros(started.saturating_sub(self.origin)),
+            "dur": micros(ended.saturating_sub(*started)),
+        })
+    }
+
     fn event(&self, trace: &Trace, traced: &Traced, lane: &str) -> Value {
         let Traced { label, turn, peers, bytes, times, .. } = traced;
         let mut args = json!({"waited_us": micros(times.started - times.issued)});

@@ -82,7 +82,7 @@ pub(super) fn read(attrs: &mut AttrReader) -> Result<Attention, String> {
 
 const QKV: &str = "b s (g r) d, b t g d, b t g d";
 
-fn check_qkv(ins: &[&TensorType]) -> Result<(), String> {
+pub(super) fn check_qkv(ins: &[&TensorType]) -> Result<(), String> {
     let (q, k, v) = (ins[0], ins[1], ins[2]);
     let ([b, _, h, d], [kb, _, g, kd]) = (&q.shape[..], &k.shape[..]) else {
         return Err(format!("q is {q} and k is {k}, expected [batch, sequence, heads, size]"));
@@ -160,7 +160,7 @@ impl OpDef for Attention {
 }
 
 /// FLOPs of `n` products of the size of the scores; a causal mask halves them.
-fn products(ins: &[&[usize]], n: u64, causal: bool) -> u64 {
+pub(super) fn products(ins: &[&[usize]], n: u64, causal: bool) -> u64 {
     let (q, t) = (ins[0], ins[1][1] as u64);
     let full = 2 * n * q.iter().map(|&x| x as u64).product::<u64>() * t;
     if causal { full / 2 } else { full }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::{Op, OpDef, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
 use crate::error::IrError;
-use crate::layout::{AxisRole, Layout, Order};
+use crate::layout::{AxisRole, Layout, Order, Sharding};
 use crate::mesh::{Axis, Mesh};
 use crate::rule::Rule;
 use crate::types::TensorType;
@@ -54,6 +54,11 @@ pub enum CollectiveKind {
         /// The dim; the collective's axes are its new ones.
         dim: usize,
     },
+    /// Every rank of a dim's axes passes its block on to the rank before it and gets the next one.
+    Turn {
+        /// The dim.
+        dim: usize,
+    },
     /// Waits for a started collective.
     Done,
 }
@@ -70,12 +75,14 @@ pub struct Collective {
     /// How many calls it is split into, one after the other; each takes about the same number of
     /// elements.
     pub pieces: usize,
+    /// The order of a dim that becomes sharded; a dim that is sharded already keeps its own.
+    pub order: Order,
 }
 
 impl Collective {
     /// A collective in one piece that ends before the next instruction.
     pub fn new(kind: CollectiveKind, axes: Vec<Axis>) -> Self {
-        Self { kind, axes, start: false, pieces: 1 }
+        Self { kind, axes, start: false, pieces: 1, order: Order::Block }
     }
 
     /// The elements of each piece, of those that one rank sends or receives (for an all-reduce: of
@@ -88,7 +95,7 @@ impl Collective {
     }
 }
 
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     ("all_gather", "all_gather_start"),
     ("reduce_scatter", "reduce_scatter_start"),
     ("all_reduce", "all_reduce_start"),
@@ -96,6 +103,7 @@ const NAMES: [(&str, &str); 7] = [
     ("shard", "shard_start"),
     ("to_partial", "to_partial_start"),
     ("permute", "permute_start"),
+    ("turn", "turn_start"),
 ];
 
 pub(super) fn read(
@@ -115,13 +123,15 @@ pub(super) fn read(
             3 => CollectiveKind::AllToAll { from: attrs.take("from")?, to: attrs.take("to")? },
             4 => CollectiveKind::Shard { dim: attrs.take("dim")? },
             5 => CollectiveKind::ToPartial,
-            _ => CollectiveKind::Permute { dim: attrs.take("dim")? },
+            6 => CollectiveKind::Permute { dim: attrs.take("dim")? },
+            _ => CollectiveKind::Turn { dim: attrs.take("dim")? },
         })
     })();
     let start = name == NAMES[index].1;
     let read = kind.and_then(|kind| {
         let pieces = attrs.take_or("pieces", 1)?;
-        Ok(Collective { kind, axes, start, pieces }.into())
+        let order = attrs.take_or("order", Order::Block)?;
+        Ok(Collective { kind, axes, start, pieces, order }.into())
     });
     Some(read)
 }
@@ -136,6 +146,7 @@ impl Collective {
             CollectiveKind::Shard { .. } => 4,
             CollectiveKind::ToPartial => 5,
             CollectiveKind::Permute { .. } => 6,
+            CollectiveKind::Turn { .. } => 7,
             CollectiveKind::Done => return None,
         })
     }
@@ -181,7 +192,8 @@ impl Collective {
             CollectiveKind::AllGather { dim }
             | CollectiveKind::ReduceScatter { dim }
             | CollectiveKind::Shard { dim }
-            | CollectiveKind::Permute { dim } => vec![dim],
+            | CollectiveKind::Permute { dim }
+            | CollectiveKind::Turn { dim } => vec![dim],
             CollectiveKind::AllToAll { from, to } => vec![from, to],
             CollectiveKind::AllReduce | CollectiveKind::ToPartial | CollectiveKind::Done => vec![],
         }
@@ -205,14 +217,14 @@ impl Change<'_> {
             CollectiveKind::AllGather { dim } => layout.with_axes(dim, self.cut(dim)?),
             CollectiveKind::AllReduce => self.summed(),
             CollectiveKind::ReduceScatter { dim } => {
-                self.summed()?.with_axes(dim, self.appended(dim)?)
+                self.summed().and_then(|layout| self.dealt(&layout, dim))
             }
             CollectiveKind::AllToAll { from, to } => {
                 layout.with_axes(from, self.cut(from)?)?.with_axes(to, self.appended(to)?)
             }
             CollectiveKind::Shard { dim } => {
                 self.needs(AxisRole::Replicated)?;
-                layout.with_axes(dim, self.appended(dim)?)
+                self.dealt(layout, dim)
             }
             CollectiveKind::ToPartial => {
                 // On a partial sum it would zero the summands of other ranks, on a shard their
@@ -221,10 +233,21 @@ impl Change<'_> {
                 layout.with_partial(layout.partial().iter().chain(axes).copied().collect())
             }
             CollectiveKind::Permute { dim } => {
+                self.in_blocks(dim, &[])?;
                 if mesh.count(axes) != mesh.count(layout.axes(dim)) {
                     return Err(self.bad(format!("dim {dim} would change its number of shards")));
                 }
                 layout.with_axes(dim, axes.clone())
+            }
+            CollectiveKind::Turn { dim } => {
+                if axes.is_empty() || layout.axes(dim) != axes.as_slice() {
+                    return Err(self.bad(format!(
+                        "dim {dim} is sharded by {:?}, and blocks can be passed on along all its \
+                         axes only",
+                        layout.axes(dim)
+                    )));
+                }
+                Ok(layout.turned(dim, mesh))
             }
             CollectiveKind::Done => Ok(layout.clone()),
         }
@@ -243,6 +266,22 @@ impl Change<'_> {
         Ok(rest.to_vec())
     }
 
+    /// A layout with the collective's axes at the minor end of a dim. If the dim was whole, they deal
+    /// its elements in the collective's order.
+    fn dealt(&self, layout: &Layout, dim: usize) -> Result<Layout, IrError> {
+        let (own, wanted) = (&layout.dims()[dim], self.collective.order);
+        let with = layout.with_axes(dim, self.appended(dim)?)?;
+        match own.axes.is_empty() {
+            true => Ok(with.with_order(dim, wanted)),
+            false if own.order == wanted => Ok(with),
+            false => Err(self.bad(format!(
+                "dim {dim} is in {} order, and its new shards would be in {} order",
+                own.order.name(),
+                wanted.name()
+            ))),
+        }
+    }
+
     /// The axes of a dim with the collective's at the minor end.
     fn appended(&self, dim: usize) -> Result<Vec<Axis>, IrError> {
         let axes = self.ty.layout.axes(dim);
@@ -250,11 +289,17 @@ impl Change<'_> {
         Ok([axes, &self.collective.axes].concat())
     }
 
-    /// Fails if axes stay on a dim that is not in block order: a part of its axes then does not
-    /// hold a block, so all axes must change together.
+    /// Fails if axes stay on a dim in striped order: a part of its axes then does not hold the parts
+    /// of the others together, so all axes must change at once.
     fn in_blocks(&self, dim: usize, staying: &[Axis]) -> Result<(), IrError> {
-        let order = self.ty.layout.dims()[dim].order;
-        if order == Order::Block || staying.is_empty() {
+        let Sharding { order, turn, .. } = self.ty.layout.dims()[dim];
+        if turn > 0 {
+            let what =
+                format!("the blocks of dim {dim} are not at home; pass them on until they are");
+            return Err(self.bad(what));
+        }
+        // Zigzag over several axes, gathered over the minor ones, is zigzag over the others.
+        if order != Order::Striped || staying.is_empty() {
             return Ok(());
         }
         Err(self.bad(format!(
@@ -318,9 +363,13 @@ impl OpDef for Collective {
             CollectiveKind::AllToAll { from, to } => Attrs::new().with("from", from).with("to", to),
             _ => self.dims().first().map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
         };
-        match self.pieces {
+        let attrs = match self.pieces {
             1 => attrs,
             pieces => attrs.with("pieces", pieces),
+        };
+        match self.order {
+            Order::Block => attrs,
+            order => attrs.with("order", order.name()),
         }
     }
 

@@ -27,6 +27,11 @@ pub(super) trait Elementwise {
     /// How many operands it takes.
     const ARITY: usize;
 
+    /// Whether it takes this many operands: some ops have one that may be left out.
+    fn takes(&self, operands: usize) -> bool {
+        operands == Self::ARITY
+    }
+
     /// See [`OpDef::name`].
     fn name(&self) -> &'static str;
 
@@ -74,7 +79,9 @@ impl<T: Elementwise> OpDef for T {
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        arity(ins, T::ARITY)?;
+        if !self.takes(ins.len()) {
+            arity(ins, T::ARITY)?;
+        }
         self.results(ins)
     }
 

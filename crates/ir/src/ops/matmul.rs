@@ -193,7 +193,7 @@ impl OpDef for Matmul {
         let mut rule =
             Rule::declare(&format!("{a}, {b}{addend} -> {out}"), ins, outs).linear(&[&[0], &[1]]);
         if self.add {
-            rule.addends = vec![2];
+            rule.addends = vec![(2, 0)];
         }
         rule
     }

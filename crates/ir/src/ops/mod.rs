@@ -2,6 +2,7 @@
 //! rule, how partial sums pass, gradient, work. Type check, autodiff, propagation, partitioning,
 //! cost and text read that; only the kernels live elsewhere.
 
+mod attend;
 mod attention;
 mod collective;
 mod elementwise;
@@ -29,6 +30,7 @@ use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
+pub use attend::{Attend, AttendGrad};
 pub use attention::{Attention, AttentionGrad, AttentionKind};
 pub use collective::{Collective, CollectiveKind};
 pub use elementwise::{
@@ -41,7 +43,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
 pub use members::{Bounds, MemberScale, MemberSquares};
 pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
+pub use optimizer::{AdamW, Decay, LambDirection, Lion, Sgd, SumSquares};
 pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
 pub use random::Dropout;
@@ -251,6 +253,8 @@ ops! {
     Rotary(Rotary),
     Attention(Attention),
     AttentionGrad(AttentionGrad),
+    Attend(Attend),
+    AttendGrad(AttendGrad),
     Softmax(Softmax),
     SoftmaxGrad(SoftmaxGrad),
     Dropout(Dropout),
@@ -259,6 +263,8 @@ ops! {
     LinearCrossEntropy(LinearCrossEntropy),
     AdamW(AdamW),
     Sgd(Sgd),
+    Lion(Lion),
+    LambDirection(LambDirection),
     SumSquares(SumSquares),
     MemberSquares(MemberSquares),
     MemberScale(MemberScale),
@@ -310,14 +316,24 @@ impl Op {
             "rotary" => rotary::read(attrs)?.into(),
             "attention" => attention::read(attrs)?.into(),
             "attention_grad" => AttentionGrad { of: attention::read(attrs)? }.into(),
+            "attend" => {
+                let (of, goes_on) = attend::read(attrs)?;
+                Attend { of, goes_on }.into()
+            }
+            "attend_grad" => {
+                let (of, goes_on) = attend::read(attrs)?;
+                AttendGrad { of, goes_on }.into()
+            }
             "softmax" => Softmax.into(),
             "softmax_grad" => SoftmaxGrad.into(),
             "dropout" => Dropout { p: attrs.take("p")?, site: attrs.take("site")? }.into(),
             "cross_entropy" => CrossEntropy.into(),
             "cross_entropy_grad" => CrossEntropyGrad.into(),
             "linear_cross_entropy" => loss::read_linear(attrs)?.into(),
-            "adamw" => optimizer::read_adamw(attrs)?.into(),
+            "adamw" | "adam" => optimizer::read_adamw(name == "adam", attrs)?.into(),
             "sgd" => optimizer::read_sgd(attrs)?.into(),
+            "lion" => optimizer::read_lion(attrs)?.into(),
+            "lamb_direction" => optimizer::read_lamb(attrs)?.into(),
             "sum_squares" => SumSquares.into(),
             "member_squares" => MemberSquares { bounds: Bounds::read(attrs)? }.into(),
             "member_scale" => MemberScale { bounds: Bounds::read(attrs)? }.into(),

@@ -60,7 +60,8 @@ impl Decay {
     }
 }
 
-/// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it.
+/// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it; if `coupled`, Adam (Kingma
+/// and Ba, 2015), as `torch.optim.Adam` does.
 ///
 /// Operands w, g, m, v and the scalars lr, step (from 1) and clip, by which g is multiplied.
 /// Results w, m, v; if `narrow` is set, w is a master and a fourth result is its copy in that type.
@@ -72,8 +73,10 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Weight decay.
     pub decay: Decay,
+    /// Whether the decay is added to the gradient (Adam), instead of to the step (AdamW).
+    pub coupled: bool,
     /// The element type of the copy that programs read, if w is a master.
     pub narrow: Option<DType>,
 }
@@ -95,6 +98,38 @@ pub struct Sgd {
     pub narrow: Option<DType>,
 }
 
+/// Lion (Chen et al., 2023): steps of one size, in the direction of the sign of a mean.
+///
+/// With c = β₁m + (1−β₁)g: w ← w − lr·(sign c + decay·w), then m ← β₂m + (1−β₂)g. Operands w, g, m, lr,
+/// step, clip; results w, m and, as in AdamW, a copy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Lion {
+    /// Share of m in the direction of a step.
+    pub beta1: f64,
+    /// Share of m that is kept.
+    pub beta2: f64,
+    /// Decoupled weight decay.
+    pub decay: Decay,
+    /// The element type of the copy that programs read, if w is a master.
+    pub narrow: Option<DType>,
+}
+
+/// The direction of LAMB (You et al., 2020) before each parameter's trust ratio scales it:
+/// u = m̂ / (√v̂ + eps) + decay·w, with the corrected moments of Adam.
+///
+/// Operands as those of AdamW; results u, m, v. The weights themselves are read only.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LambDirection {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay, a part of the direction.
+    pub decay: Decay,
+}
+
 /// The sum of squares of a unit, in its accumulator type.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SumSquares;
@@ -106,12 +141,13 @@ fn read_narrow(attrs: &mut AttrReader) -> Result<Option<DType>, String> {
     }
 }
 
-pub(super) fn read_adamw(attrs: &mut AttrReader) -> Result<AdamW, String> {
+pub(super) fn read_adamw(coupled: bool, attrs: &mut AttrReader) -> Result<AdamW, String> {
     Ok(AdamW {
         beta1: attrs.take("beta1")?,
         beta2: attrs.take("beta2")?,
         eps: attrs.take("eps")?,
         decay: Decay::read(attrs)?,
+        coupled,
         narrow: read_narrow(attrs)?,
     })
 }
@@ -125,8 +161,29 @@ pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
     })
 }
 
+pub(super) fn read_lion(attrs: &mut AttrReader) -> Result<Lion, String> {
+    Ok(Lion {
+        beta1: attrs.take("beta1")?,
+        beta2: attrs.take("beta2")?,
+        decay: Decay::read(attrs)?,
+        narrow: read_narrow(attrs)?,
+    })
+}
+
+pub(super) fn read_lamb(attrs: &mut AttrReader) -> Result<LambDirection, String> {
+    Ok(LambDirection {
+        beta1: attrs.take("beta1")?,
+        beta2: attrs.take("beta2")?,
+        eps: attrs.take("eps")?,
+        decay: Decay::read(attrs)?,
+    })
+}
+
 /// An update in place of w and of `STATES` buffers of its length. Operands are w, g, the states,
 /// then the scalars lr, step and clip; results w, the states and, if there is one, the copy of w.
+///
+/// One more scalar may follow, `go`. Where it is 0 nothing changes: weights and states are given as
+/// they were, whatever the gradient holds.
 ///
 /// An update treats each element alone, since a rank may hold any part of a unit, and maps zeros to
 /// zeros, since the padding of a unit must stay zero. States are zero before the first step.
@@ -140,6 +197,9 @@ trait Update {
     fn own_attrs(&self) -> Attrs;
 
     fn narrow(&self) -> Option<DType>;
+
+    /// Whether the first result is w, and not a direction for it.
+    const MOVES: bool = true;
 }
 
 impl<T: Update> Elementwise for T {
@@ -151,7 +211,14 @@ impl<T: Update> Elementwise for T {
 
     fn attrs(&self) -> Attrs {
         let narrow = self.narrow().map_or("none".to_owned(), |d| d.to_string());
-        self.own_attrs().with("narrow", narrow)
+        match T::MOVES {
+            true => self.own_attrs().with("narrow", narrow),
+            false => self.own_attrs(),
+        }
+    }
+
+    fn takes(&self, operands: usize) -> bool {
+        (5 + T::STATES..=6 + T::STATES).contains(&operands)
     }
 
     fn results(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
@@ -176,7 +243,8 @@ impl<T: Update> Elementwise for T {
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (2, 1), (3, 2)][..1 + T::STATES]
+        let from = if T::MOVES { 0 } else { 1 };
+        &[(0, 0), (2, 1), (3, 2)][from..1 + T::STATES]
     }
 
     fn accumulates(&self) -> bool {
@@ -192,7 +260,7 @@ impl Update for AdamW {
     const STATES: usize = 2;
 
     fn name(&self) -> &'static str {
-        "adamw"
+        if self.coupled { "adam" } else { "adamw" }
     }
 
     fn own_attrs(&self) -> Attrs {
@@ -220,6 +288,42 @@ impl Update for Sgd {
 
     fn narrow(&self) -> Option<DType> {
         self.narrow
+    }
+}
+
+impl Update for Lion {
+    const STATES: usize = 1;
+
+    fn name(&self) -> &'static str {
+        "lion"
+    }
+
+    fn own_attrs(&self) -> Attrs {
+        let attrs = Attrs::new().with("beta1", self.beta1).with("beta2", self.beta2);
+        self.decay.with_attrs(attrs)
+    }
+
+    fn narrow(&self) -> Option<DType> {
+        self.narrow
+    }
+}
+
+impl Update for LambDirection {
+    const STATES: usize = 2;
+    const MOVES: bool = false;
+
+    fn name(&self) -> &'static str {
+        "lamb_direction"
+    }
+
+    fn own_attrs(&self) -> Attrs {
+        let attrs =
+            Attrs::new().with("beta1", self.beta1).with("beta2", self.beta2).with("eps", self.eps);
+        self.decay.with_attrs(attrs)
+    }
+
+    fn narrow(&self) -> Option<DType> {
+        None
     }
 }
 

@@ -29,9 +29,7 @@ impl Check<'_> {
                 let axes = layout.differing_axes(&expected);
                 return Err(RuleError::Result { index, axes, expected });
             }
-            if index == 0 {
-                self.addends(inputs, &expected)?;
-            }
+            self.addends(index, inputs, &expected)?;
         }
         Ok(assignment)
     }
@@ -44,17 +42,23 @@ impl Check<'_> {
         let layouts = results
             .map(|index| self.expected(index, &assignment, &partial))
             .collect::<Result<Vec<Layout>, RuleError>>()?;
-        if let Some(first) = layouts.first() {
-            self.addends(inputs, first)?;
+        for (index, layout) in layouts.iter().enumerate() {
+            self.addends(index, inputs, layout)?;
         }
         Ok(layouts)
     }
 
-    /// Operands that are added to the first result must have its layout.
-    fn addends(&self, inputs: &[&Layout], expected: &Layout) -> Result<(), RuleError> {
-        match self.rule.addends.iter().find(|&&a| inputs[a] != expected) {
+    /// Operands that are added to a result must have its layout.
+    fn addends(
+        &self,
+        index: usize,
+        inputs: &[&Layout],
+        expected: &Layout,
+    ) -> Result<(), RuleError> {
+        let mut added = self.rule.addends.iter().filter(|(_, result)| *result == index);
+        match added.find(|&&(operand, _)| inputs[operand] != expected) {
             None => Ok(()),
-            Some(&operand) => {
+            Some(&(operand, _)) => {
                 let axes = inputs[operand].differing_axes(expected);
                 Err(RuleError::Addend { operand, axes, expected: expected.clone() })
             }
@@ -129,10 +133,15 @@ impl Check<'_> {
         Ok(())
     }
 
+    fn kind(&self, factor: usize) -> FactorKind {
+        self.rule.factors[factor].kind
+    }
+
     /// Whether two factors belong to different computations.
     fn are_apart(&self, first: usize, second: usize) -> bool {
         match [first, second].map(|f| self.rule.factors[f].kind) {
             [FactorKind::Branch(first), FactorKind::Branch(second)] => first != second,
+            [FactorKind::Here, _] | [_, FactorKind::Here] => true,
             _ => false,
         }
     }
@@ -148,9 +157,7 @@ impl Check<'_> {
     ) -> Result<Vec<(usize, Sharding)>, RuleError> {
         let size = |at: usize| factors.get(at).map_or(1, |&f| self.extents[f]);
         let compound = (0..factors.len()).filter(|&at| size(at) != 1).count() > 1;
-        if let (true, Some(&axis)) =
-            (compound && sharding.order != Order::Block, sharding.axes.first())
-        {
+        if let (true, Some(&axis)) = (compound && !in_place(sharding), sharding.axes.first()) {
             return Err(RuleError::Order { axis, place, order: sharding.order });
         }
         let mut out: Vec<(usize, Sharding)> =
@@ -178,7 +185,7 @@ impl Check<'_> {
             }
             left /= n;
             filled.axes.push(axis);
-            filled.order = sharding.order;
+            (filled.order, filled.turn) = (sharding.order, sharding.turn);
         }
         Ok(out)
     }
@@ -189,7 +196,7 @@ impl Check<'_> {
         assignment: &[Sharding],
         inputs: &[&Layout],
     ) -> Result<BTreeSet<Axis>, RuleError> {
-        let operands = || (0..inputs.len()).filter(|i| !self.rule.addends.contains(i));
+        let operands = || (0..inputs.len()).filter(|&i| self.rule.added_to(i).is_none());
         let axes: BTreeSet<Axis> =
             operands().flat_map(|i| inputs[i].partial().iter().copied()).collect();
         for &axis in &axes {
@@ -228,6 +235,10 @@ impl Check<'_> {
             if self.rule.factors[factor].kind == FactorKind::Free && !has(factor) {
                 partial.extend(sharding.axes.iter().copied());
             }
+        }
+        // A result that has the part which is here speaks of that part, as far as it was summed.
+        for factor in dims.iter().flatten().filter(|&&f| self.kind(f) == FactorKind::Here) {
+            partial.retain(|axis| !assignment[*factor].axes.contains(axis));
         }
         let dims = (dims.iter())
             .map(|factors| self.joined(index, factors, assignment))
@@ -270,10 +281,16 @@ impl Check<'_> {
             axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
             // The order of only a minor factor is not the order of the dim; `fill` detects that.
             order: carriers().map(|s| s.order).find(|&o| o != Order::Block).unwrap_or(Order::Block),
+            turn: carriers().fold(0, |turn, s| turn.max(s.turn)),
         };
         self.fill(Place::Result(index), factors, &sharding)?;
         Ok(sharding)
     }
+}
+
+/// Whether shard `i` holds the `i`-th block.
+fn in_place(sharding: &Sharding) -> bool {
+    sharding.order == Order::Block && sharding.turn == 0
 }
 
 /// The axes in which two shardings differ; all of them where only the order does.

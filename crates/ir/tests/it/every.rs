@@ -20,6 +20,9 @@ program formed {
   q: state f32[*8]{*:a}
   r: gradient f32[*8]{P:a}
   v: state f32[2]
+  k: data f32[1,8,2,2]{1:a}
+  o: data f32[1,8,2,2]{1:a}
+  lse: data f32[1,2,8]{2:a}
   %1 = fused(x, row, body=mul(i0|i1)/f32;exp(s0)/f32, results=1, full=0) : f32[8,4]
   %2, %3, %4 = linear_cross_entropy(x, w, targets, s, transposed=false, chunk=4, out=f32) : f32[8], f32[8,4], f32[4,16]
   %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8], f32[*8]
@@ -39,6 +42,13 @@ program formed {
   %22, %23 = packed_matmul(x, w, w, spec=rd,de->re, out=f32) : f32[8,16], f32[8,16]
   %24 = member_squares(q, begins=0x2, ends=1x4, block=4) : f32[2]{P:a}
   %25 = member_scale(r, v, begins=0x2, ends=1x4, block=4) : f32[*8]{P:a}
+  %26, %27 = lion(u, u, u, s, s, s, s, beta1=0.9, beta2=0.99, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8]
+  %28, %29, %30 = lamb_direction(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1) : f32[*8], f32[*8], f32[*8]
+  %31, %32, %33 = adam(u, u, u, u, s, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8], f32[*8]
+  %34 = turn<a>(k, dim=1) : f32[1,8,2,2]{1:a+1}
+  %35, %36 = attend(k, %34, %34, o, lse, causal=true, dropout=0, site=1, goes_on=true) : f32[1,8,2,2]{1:a}, f32[1,2,8]{2:a}
+  %37, %38, %39 = attend_grad(k, %34, %34, o, lse, o, causal=true, dropout=0, site=1, goes_on=false) : f32[1,8,2,2]{1:a}, f32[1,8,2,2]{1:a+1}, f32[1,8,2,2]{1:a+1}
+  %40 = shard<a>(x, dim=0, order=zigzag) : f32[8,4]{0:a@zigzag}
 }
 ";
 

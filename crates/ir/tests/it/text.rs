@@ -48,7 +48,14 @@ fn updates_on_units_print_and_parse_back() {
     let unit = |name: &str| b.typed(name, Role::State, "f32[*64]");
     let scalars = [b.scalar("lr"), b.scalar("step"), b.scalar("clip")];
     let narrow = Some(DType::Bf16);
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow };
+    let adamw = AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay: Decay::all(0.1),
+        coupled: false,
+        narrow,
+    };
     let [lr, step, clip] = scalars;
     b.apply(adamw, &[unit("w"), unit("g"), unit("m"), unit("v"), lr, step, clip]);
     let sgd = Sgd { momentum: 0.9, nesterov: true, decay: Decay::all(0.0), narrow: None };

@@ -93,7 +93,14 @@ fn pieces_that_no_call_can_take_are_refused() {
 
 #[test]
 fn an_update_of_a_partial_gradient_is_refused() {
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow: None };
+    let adamw = AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay: Decay::all(0.1),
+        coupled: false,
+        narrow: None,
+    };
     let unit = "f32[*64]{*:tp}";
     let error =
         refusal(&[unit, "f32[*64]{*:tp P:dp}", unit, unit, "f32[]", "f32[]", "f32[]"], adamw);
@@ -219,17 +226,32 @@ fn a_dim_that_is_not_in_blocks_changes_as_a_whole() {
         let ty = format!("f32[16,8]{{0:dp,tp@{order}}}");
         of("all_gather<dp,tp>(x, dim=0)", &ty, "f32[16,8]").unwrap();
         of("all_to_all<dp,tp>(x, from=0, to=1)", &ty, "f32[16,8]{1:dp,tp}").unwrap();
-        for (op, to) in [
-            ("all_gather<tp>(x, dim=0)", format!("f32[16,8]{{0:dp@{order}}}")),
-            ("all_to_all<tp>(x, from=0, to=1)", format!("f32[16,8]{{0:dp@{order} 1:tp}}")),
-        ] {
-            let error = of(op, &ty, &to).unwrap_err();
-            assert!(error.contains("can change only as a whole"), "{error}");
-        }
-        let (one, both) = (format!("f32[16,8]{{0:dp@{order}}}"), &ty);
-        let error = of("shard<tp>(x, dim=0)", &one, both).unwrap_err();
+        of(&format!("shard<dp,tp>(x, dim=0, order={order})"), "f32[16,8]", &ty).unwrap();
+    }
+    let (one, both) = ("f32[16,8]{0:dp@striped}", "f32[16,8]{0:dp,tp@striped}");
+    for (op, from, to) in [
+        ("all_gather<tp>(x, dim=0)", both, one),
+        ("all_to_all<tp>(x, from=0, to=1)", both, "f32[16,8]{0:dp@striped 1:tp}"),
+        ("shard<tp>(x, dim=0, order=striped)", one, both),
+    ] {
+        let error = of(op, from, to).unwrap_err();
         assert!(error.contains("can change only as a whole"), "{error}");
     }
+}
+
+/// Zigzag over two axes is zigzag over the first, whose parts are dealt in zigzag again.
+#[test]
+fn zigzag_is_gathered_and_cut_axis_by_axis() {
+    let of = |op: &str, ty: &str, to: &str| {
+        verify(&parsed(&format!("x: data {ty}\n%1 = {op} : {to}"))).map_err(|e| e.to_string())
+    };
+    let (one, both) = ("f32[16,8]{0:dp@zigzag}", "f32[16,8]{0:dp,tp@zigzag}");
+    of("all_gather<tp>(x, dim=0)", both, one).unwrap();
+    of("shard<tp>(x, dim=0, order=zigzag)", one, both).unwrap();
+    let error = of("shard<tp>(x, dim=0)", one, both).unwrap_err();
+    assert!(error.contains("its new shards would be in block order"), "{error}");
+    let error = of("all_gather<dp>(x, dim=0)", "f32[16,8]{0:dp+1}", "f32[16,8]").unwrap_err();
+    assert!(error.contains("are not at home"), "{error}");
 }
 
 #[test]

@@ -17,7 +17,10 @@ pub(crate) const CASES: [&str; 7] = [
 ];
 
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+    // Where the test runs, which may be another machine than the one that it was built on.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR");
+    let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&own).join("../../tests/fixtures")
 }
 
 pub(crate) fn case(name: &str) -> PathBuf {

@@ -11,6 +11,7 @@ mod exchange;
 mod fixtures;
 mod initial;
 mod naive;
+mod optimizers;
 mod oracle;
 mod params;
 mod programs;

@@ -1,8 +1,11 @@
 //! Whole models against code nobody here wrote: logits, loss, every gradient and twenty steps of
 //! AdamW, as `transformers` (f32) and plain torch modules (f64) compute them on the fixtures.
 
+use std::io::Write;
+
 use phalanx_autodiff::Recompute;
 use phalanx_cpu::CpuEngine;
+use phalanx_cuda::CudaEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::ModelSpec;
@@ -14,7 +17,7 @@ use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
 use crate::fixtures::{CASES, Loaded, Raw, case, load, numbers, read_raw};
 
 /// What may differ, and which results it is compared with.
-struct Tolerance {
+pub(crate) struct Tolerance {
     dtype: DType,
     file: &'static str,
     losses: &'static str,
@@ -24,7 +27,7 @@ struct Tolerance {
     steps: f64,
 }
 
-const F64: Tolerance = Tolerance {
+pub(crate) const F64: Tolerance = Tolerance {
     dtype: DType::F64,
     file: "oracle_f64.safetensors",
     losses: "losses_f64",
@@ -74,6 +77,18 @@ fn the_cpu_engine_after_every_pass() {
     }
 }
 
+/// Needs a GPU, and says so where there is none.
+#[test]
+fn the_cuda_engine_after_every_pass() {
+    if let Err(why) = CudaEngine::new() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED the_cuda_engine_after_every_pass: {why}");
+        return;
+    }
+    for tolerance in [&F64, &F32] {
+        all(tolerance, optimise, || CudaEngine::new().unwrap());
+    }
+}
+
 /// Runs every fixture on an engine.
 fn all<E: Engine>(tolerance: &Tolerance, compile: Compile, engine: impl Fn() -> E) {
     let setup = Setup { compile, ..Setup::new(tolerance.dtype) };
@@ -83,22 +98,22 @@ fn all<E: Engine>(tolerance: &Tolerance, compile: Compile, engine: impl Fn() -> 
 }
 
 /// From a model to programs.
-type Compile = fn(&Model, DType, Recompute) -> Compiled;
+pub(crate) type Compile = fn(&Model, DType, Recompute) -> Compiled;
 
-struct Case<'a> {
+pub(crate) struct Case<'a> {
     name: &'static str,
     tolerance: &'a Tolerance,
-    loaded: Loaded,
+    pub(crate) loaded: Loaded,
     expected: Raw,
     record: serde_json::Value,
-    batches: Vec<RigBatch>,
+    pub(crate) batches: Vec<RigBatch>,
     /// Targets of each batch that count.
-    valid: Vec<usize>,
-    shape: BatchShape,
+    pub(crate) valid: Vec<usize>,
+    pub(crate) shape: BatchShape,
 }
 
 impl<'a> Case<'a> {
-    fn read(name: &'static str, tolerance: &'a Tolerance) -> Self {
+    pub(crate) fn read(name: &'static str, tolerance: &'a Tolerance) -> Self {
         let dir = case(name);
         let record = std::fs::read_to_string(dir.join("losses.json")).unwrap();
         let raw = read_raw(&dir.join("oracle.safetensors"));
@@ -130,11 +145,15 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn compare<E: Engine>(&self, setup: &Setup, engine: E) {
-        let architecture: Box<dyn Architecture> = match &self.loaded.spec {
+    pub(crate) fn architecture(&self) -> Box<dyn Architecture> {
+        match &self.loaded.spec {
             ModelSpec::Gpt(spec) => Box::new(Gpt::new(spec.clone())),
             ModelSpec::Llama(spec) => Box::new(Llama::new(spec.clone())),
-        };
+        }
+    }
+
+    fn compare<E: Engine>(&self, setup: &Setup, engine: E) {
+        let architecture = self.architecture();
         let dtype = self.tolerance.dtype;
         let model = architecture.model(self.shape, dtype).unwrap();
         let logits = architecture.logits(self.shape, dtype).unwrap();

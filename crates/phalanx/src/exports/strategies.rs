@@ -50,6 +50,16 @@ pub use phalanx_spmd::strategies::AllGatherKv;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Automatic;
+/// 3D tensor parallelism: weights and activations in blocks on a cube of ranks.
+///
+/// ```
+/// use phalanx::Cube;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("tp=8").strategy(Cube::default())
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::Cube;
 /// How one weight is split, in a [`TensorPlan`].
 ///
 /// ```
@@ -92,6 +102,26 @@ pub use phalanx_spmd::strategies::Fsdp;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Megatron;
+/// 2D and 2.5D tensor parallelism: weights and activations in blocks on squares of ranks.
+///
+/// ```
+/// use phalanx::Optimus;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("tp=8").strategy(Optimus { depth: 2, ..Optimus::default() }) // two squares of 2 × 2
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::Optimus;
+/// Context parallelism: sequences are split, and keys and values go around a ring of ranks.
+///
+/// ```
+/// use phalanx::Ring;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("cp=2").strategy(Ring::default())
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::Ring;
 /// Sequence parallelism: what lies between split weights is split along the sequence.
 ///
 /// ```

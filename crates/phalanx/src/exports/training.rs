@@ -44,8 +44,10 @@ pub use phalanx_script::Category;
 /// ```
 /// use phalanx::Optimizer;
 ///
-/// let adam = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.01 };
-/// assert_ne!(adam, Optimizer::adamw());
+/// let adamw = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.01 };
+/// assert_ne!(adamw, Optimizer::adamw());
+/// let adam = Optimizer::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.0 };
+/// assert_eq!(adam, Optimizer::adam());
 /// assert_eq!(Optimizer::sgd(0.9), Optimizer::Sgd { momentum: 0.9, nesterov: false, decay: 0.0 });
 /// ```
 #[doc(inline)]
@@ -56,7 +58,7 @@ pub use phalanx_script::Optimizer;
 /// use phalanx::StepResult;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
 /// trainer.on_step(|taken| {
-///     let StepResult { loss, grad_norm } = taken.result;
+///     let StepResult { loss, grad_norm, .. } = taken.result;
 ///     println!("loss {loss:.3}, gradient {grad_norm:.3}");
 /// })
 /// # }

@@ -19,6 +19,7 @@ examples!(
     own_loop = "../../examples/own_loop.rs",
     mlp_regression = "../../examples/mlp_regression.rs",
     processes = "../../examples/processes.rs",
+    resume = "../../examples/resume.rs",
     ddp = "../../examples/ddp.rs",
     fsdp = "../../examples/fsdp.rs",
     zero = "../../examples/zero.rs",
@@ -50,6 +51,22 @@ fn a_loop_of_ones_own_learns_a_wave() {
     let losses = own_loop::run(200).unwrap();
     assert_eq!(losses.len(), 200);
     assert!(losses[0] > 0.2 && losses[199] < 0.02, "{} → {}", losses[0], losses[199]);
+}
+
+/// Going on takes the steps that are left, with the loss that was reached; and then there are none.
+#[test]
+fn a_training_goes_on_from_its_checkpoint_on_other_ranks() {
+    let folder = std::env::temp_dir().join(format!("resume-test-{}", std::process::id()));
+    let whole = resume::run(60, "dp=1", &folder.join("whole")).unwrap();
+    let first = resume::run(40, "dp=1", &folder).unwrap();
+    let rest = resume::run(60, "dp=2", &folder).unwrap();
+    let none = resume::run(60, "dp=2", &folder).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(first.losses, whole.losses[..40]);
+    assert_eq!((rest.losses.len(), none.losses.len()), (20, 0));
+    for (a, b) in rest.losses.iter().zip(&whole.losses[40..]) {
+        assert!((a - b).abs() <= 1e-4 * b.abs(), "{a} {b}");
+    }
 }
 
 /// The variance of the values is E[sin²(3x)]·E[y²] ≈ 0.52 · 0.33: a constant would reach 0.17.

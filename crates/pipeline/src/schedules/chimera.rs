@@ -8,7 +8,7 @@
 //!
 //! The order comes from slots of equal length: stage s runs its forward number q at s + 2q and its backward at
 //! p − 1 − s + 2q, where q counts what its pipeline has started. Two directions never want the same slot, as one
-//! number is either a forward or a backward. [`Concat`] says how more than p micro-batches follow each other.
+//! number is either a forward or a backward. [`RoundConcat`] says how more than p micro-batches follow each other.
 
 use phalanx_script::Part;
 
@@ -20,7 +20,7 @@ use crate::words::counted;
 
 /// How Chimera runs more micro-batches than stage groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Concat {
+pub enum RoundConcat {
     /// Rounds of p micro-batches follow each other. Between rounds a group waits (p − 2)·tF if tB = 2tF.
     #[default]
     Direct,
@@ -31,18 +31,18 @@ pub enum Concat {
     Halving,
 }
 
-impl Concat {
+impl RoundConcat {
     /// In how many pieces each micro-batch is cut.
     pub const fn pieces(self) -> usize {
         match self {
-            Concat::Direct | Concat::Doubling => 1,
-            Concat::Halving => 2,
+            RoundConcat::Direct | RoundConcat::Doubling => 1,
+            RoundConcat::Halving => 2,
         }
     }
 }
 
 /// Chimera of `m` micro-batches over `p` stage groups, with `pairs` pipelines in each direction.
-pub fn chimera(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<Schedule> {
+pub fn chimera(p: usize, m: usize, pairs: usize, concat: RoundConcat) -> Result<Schedule> {
     legal(p, m, pairs, concat)?;
     let pieces = concat.pieces();
     let placement = both_ways(p, pairs)?;
@@ -53,8 +53,10 @@ pub fn chimera(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<Sched
             let chunk = microbatch % pipelines;
             let Some(HeldStage { stage, .. }) = placement.held(group, chunk) else { continue };
             let number = match concat {
-                Concat::Direct => rounds(p, pairs, microbatch / pipelines),
-                Concat::Doubling | Concat::Halving => doubled(p, pieces * m, microbatch / 2),
+                RoundConcat::Direct => rounds(p, pairs, microbatch / pipelines),
+                RoundConcat::Doubling | RoundConcat::Halving => {
+                    doubled(p, pieces * m, microbatch / 2)
+                }
             };
             let turn = |part| Turn { part, microbatch, chunk, version: 0 };
             turns.push((stage + 2 * number.forward, turn(Part::F)));
@@ -101,7 +103,7 @@ fn doubled(p: usize, m: usize, own: usize) -> Number {
     Number { forward, backward }
 }
 
-fn legal(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<()> {
+fn legal(p: usize, m: usize, pairs: usize, concat: RoundConcat) -> Result<()> {
     let refuse = |what: String, why: &str, nearest: String| {
         Err(PipelineError::Shape {
             what: format!("chimera cannot have {what}"),
@@ -111,7 +113,8 @@ fn legal(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<()> {
     };
     if !p.is_multiple_of(2) {
         let why = "the pipelines of both directions meet between two stage groups";
-        return refuse(counted(p, "stage"), why, format!("{} or {} stages", (p - 1).max(2), p + 1));
+        let fewer = if p > 1 { format!("{} or ", p - 1) } else { String::new() };
+        return refuse(counted(p, "stage"), why, format!("{fewer}{} stages", p + 1));
     }
     if pairs == 0 || !(p / 2).is_multiple_of(pairs) {
         let most = (1..=p / 2).filter(|pairs| (p / 2).is_multiple_of(*pairs));
@@ -119,7 +122,7 @@ fn legal(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<()> {
         let why = "pipelines of one direction start at equal distances in half of the stage groups";
         return refuse(format!("{} over {p} stages", counted(pairs, "pair")), why, fits.join(", "));
     }
-    if concat != Concat::Direct && pairs > 1 {
+    if concat != RoundConcat::Direct && pairs > 1 {
         let why = "pairs of forwards are worked out for one pipeline in each direction";
         return refuse(
             format!("{pairs} pairs with doubling or halving"),
@@ -128,9 +131,9 @@ fn legal(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<()> {
         );
     }
     let (unit, why) = match concat {
-        Concat::Direct => (2 * pairs, "every pipeline takes as many micro-batches"),
-        Concat::Doubling => (4, "both directions take micro-batches by twos"),
-        Concat::Halving => (2, "both directions take as many micro-batches"),
+        RoundConcat::Direct => (2 * pairs, "every pipeline takes as many micro-batches"),
+        RoundConcat::Doubling => (4, "both directions take micro-batches by twos"),
+        RoundConcat::Halving => (2, "both directions take as many micro-batches"),
     };
     match m % unit {
         0 => Ok(()),

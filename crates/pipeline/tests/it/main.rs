@@ -12,4 +12,5 @@ mod support;
 mod tables;
 mod uneven;
 mod vectors;
+mod zb_auto;
 mod zero_bubble_table;

@@ -17,9 +17,9 @@ fn at(entered: u64, done: u64) -> RankProgress {
 }
 
 fn left(progress: &[RankProgress]) -> Left {
-    let allowed = Some(Allowed { restarts: 9, fewer: None });
+    let allowed = Some(Allowed { restarts: 9, smaller: [0; 8] });
     let (progress, checkpoint) = (progress.to_vec(), Some(4));
-    Left { allowed, progress, reported: 0, memory: true, checkpoint }
+    Left { allowed, progress, memory: true, checkpoint, ..Left::default() }
 }
 
 /// A job of two ranks of which one was lost, up to the question of what is left.
@@ -88,7 +88,7 @@ fn what_is_not_allowed_ends_with_the_reason() {
     };
     let silent = Left { allowed: None, ..whole.clone() };
     assert_eq!(reason(next(&mut lost(killed()), silent)), "");
-    let never = Left { allowed: Some(Allowed { restarts: 0, fewer: None }), ..whole.clone() };
+    let never = Left { allowed: Some(Allowed { restarts: 0, smaller: [0; 8] }), ..whole.clone() };
     assert_eq!(reason(next(&mut lost(killed()), never)), "run.restarts = 0");
     let mut job = lost(killed());
     job.on(JobEvent::StopAsked);
@@ -107,10 +107,10 @@ fn a_hanging_rank_is_ended_with_the_others() {
 
 #[test]
 fn without_a_new_step_a_run_gives_up_or_goes_on_with_fewer_ranks() {
-    for fewer in [None, Some(1)] {
+    for fewer in [0, 1] {
         let mut job = lost(killed());
         let found = left(&[at(5, 5), at(5, 5)]);
-        let allowed = Some(Allowed { restarts: 99, fewer });
+        let allowed = Some(Allowed { restarts: 99, smaller: [fewer, 0, 0, 0, 0, 0, 0, 0] });
         let found = Left { allowed, ..found };
         let mut actions = next(&mut job, found.clone());
         let mut starts = 0;
@@ -121,12 +121,12 @@ fn without_a_new_step_a_run_gives_up_or_goes_on_with_fewer_ranks() {
             actions = next(&mut job, found.clone());
         }
         match fewer {
-            None => {
+            0 => {
                 assert_eq!(starts, 3);
                 let [JobAction::Finish(JobEnd::Lost { why, .. })] = &actions[..] else { panic!() };
                 assert!(why.contains("did not get past step 6"), "{why}");
             }
-            Some(_) => {
+            _ => {
                 assert_eq!(starts, 1);
                 // Another layout cannot use what lies in memory.
                 let from = StartPoint::Checkpoint(4);
@@ -151,4 +151,42 @@ fn events_of_an_earlier_epoch_change_nothing() {
         assert_eq!(job.on(event.clone()), [], "{event:?}");
         assert_eq!(job, before, "{event:?}");
     }
+}
+
+#[test]
+fn copies_on_other_hosts_are_used_if_they_are_the_latest() {
+    let inside = left(&[at(8, 7), at(7, 7)]);
+    for (copies, from) in [
+        (Some(6), StartPoint::Copies(6)),
+        // Memory is faster than a disk.
+        (Some(4), StartPoint::Copies(4)),
+        (Some(3), StartPoint::Checkpoint(4)),
+        (None, StartPoint::Checkpoint(4)),
+    ] {
+        let found = Left { copies, memory: false, ..inside.clone() };
+        assert_eq!(next(&mut lost(killed()), found), start(from));
+    }
+}
+
+#[test]
+fn with_fewer_hosts_the_largest_layout_that_fits_goes_on_or_the_reason_is_given() {
+    let found = |smaller: [usize; 2], room| {
+        let [a, b] = smaller;
+        let allowed = Some(Allowed { restarts: 9, smaller: [a, b, 0, 0, 0, 0, 0, 0] });
+        let copies = Some(6);
+        Left { allowed, copies, room: Some(room), memory: false, ..left(&[at(7, 7); 8]) }
+    };
+    let job = || {
+        let (mut job, _) = Coordinator::new(8);
+        (0..8).rev().for_each(|rank| drop(job.on(ended(0, rank, killed()))));
+        job
+    };
+    let from = StartPoint::Copies(6);
+    for (smaller, room, ranks) in [([4, 2], 8, 8), ([4, 2], 7, 4), ([4, 2], 3, 2)] {
+        let actions = next(&mut job(), found(smaller, room));
+        assert_eq!(actions, [JobAction::Start { epoch: 1, ranks, from }], "{room}");
+    }
+    let actions = next(&mut job(), found([4, 0], 3));
+    let [JobAction::Finish(JobEnd::Lost { why, .. })] = &actions[..] else { panic!() };
+    assert!(why.contains("room for 3 of 8 ranks"), "{why}");
 }

@@ -40,6 +40,10 @@ struct Job {
     /// Events that were given, some of which come again.
     past: Vec<JobEvent>,
     checkpoint: Option<u64>,
+    /// The newest copy in the memory of hosts, if there are several; and the ranks that those which
+    /// are left can have.
+    copies: Option<u64>,
+    room: Option<usize>,
     allowed: Allowed,
     /// The rank that dies at once whenever it is started, if there is one.
     doomed: Option<usize>,
@@ -55,8 +59,10 @@ impl Job {
         let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let ranks = 1 + dice.roll(5) as usize;
         let restarts = dice.roll(12);
-        let fewer = (ranks > 1 && dice.once_in(3)).then_some(ranks - 1);
+        let fewer = if ranks > 1 && dice.once_in(3) { ranks - 1 } else { 0 };
+        let smaller = [fewer, fewer / 2, 0, 0, 0, 0, 0, 0];
         let doomed = dice.once_in(5).then(|| dice.roll(ranks as u64) as usize);
+        let room = dice.once_in(3).then_some(ranks);
         let (coordinator, first) = Coordinator::new(ranks);
         let mut job = Self {
             dice,
@@ -66,7 +72,9 @@ impl Job {
             coming: Vec::new(),
             past: Vec::new(),
             checkpoint: None,
-            allowed: Allowed { restarts, fewer },
+            copies: None,
+            room,
+            allowed: Allowed { restarts, smaller },
             doomed,
             tainted: false,
             starts: 0,
@@ -122,8 +130,10 @@ impl Job {
             allowed: Some(self.allowed),
             progress: self.processes.iter().map(|process| process.progress).collect(),
             reported: 0,
-            memory: true,
+            memory: self.room.is_none(),
             checkpoint: self.checkpoint,
+            copies: self.copies,
+            room: self.room,
         }
     }
 
@@ -132,8 +142,12 @@ impl Job {
         assert_eq!(epoch, self.starts, "epochs have numbers one after the other");
         assert!(self.starts <= self.allowed.restarts, "more restarts than allowed");
         assert!(from.step() >= self.checkpoint.unwrap_or(0), "back to before a checkpoint");
+        assert!(from.step() >= self.copies.unwrap_or(0), "back to before a copy");
+        assert!(self.room.is_none_or(|room| ranks <= room), "more ranks than there is room for");
         match from {
+            StartPoint::Copies(step) => assert_eq!(Some(step), self.copies),
             StartPoint::Memory(step) => {
+                assert!(self.room.is_none(), "the memory of a host that may be lost");
                 assert!(!self.tainted, "memory that cannot be trusted");
                 assert_eq!(ranks, self.processes.len());
                 let whole = |p: &Process| p.progress.done == step && p.progress.entered <= step;
@@ -194,6 +208,14 @@ impl Job {
             6..9 => self.lose(rank, ProcessEnd::Broken("SIGSEGV".into())),
             9..12 => self.processes[rank].stuck = true,
             12 => self.end(rank, ProcessEnd::Failed(1)),
+            // A host is lost: some ranks at once, and their place.
+            13 if self.room.is_some() => {
+                self.room = self.room.map(|room| room.saturating_sub(1).max(1));
+                let count = self.processes.len();
+                for rank in [rank, (rank + 1) % count] {
+                    self.lose(rank, ProcessEnd::Killed("the loss of a host".into()));
+                }
+            }
             _ => self.work(rank),
         }
     }
@@ -210,7 +232,11 @@ impl Job {
         } else if done == STEPS {
             self.end(rank, ProcessEnd::Well);
         } else if whole && self.dice.once_in(4) {
-            self.checkpoint = self.checkpoint.max(Some(done).filter(|step| *step > 0));
+            let saved = Some(done).filter(|step| *step > 0);
+            match self.room.is_some() && self.dice.once_in(2) {
+                true => self.copies = self.copies.max(saved),
+                false => self.checkpoint = self.checkpoint.max(saved),
+            }
         } else if all(done) {
             // No rank enters the updates of a step before all have finished the one before.
             self.processes[rank].progress.entered = done + 1;

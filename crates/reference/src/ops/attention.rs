@@ -71,19 +71,19 @@ pub(super) fn attention_grad(
 
 /// One query: its sequence, its head, its place.
 #[derive(Clone, Copy)]
-struct Query {
+pub(super) struct Query {
     b: usize,
     h: usize,
     i: usize,
 }
 
 /// The sizes of an attention, and which keys count: everything except the numbers.
-struct Sizes {
+pub(super) struct Sizes {
     b: usize,
     s: usize,
     h: usize,
-    d: usize,
-    t: usize,
+    pub(super) d: usize,
+    pub(super) t: usize,
     groups: usize,
     op: Attention,
     key: [i32; 5],
@@ -91,7 +91,7 @@ struct Sizes {
 
 impl Sizes {
     /// The sizes of a call whose random key, if there is one, is operand `key`.
-    fn of(op: &Attention, call: &Call<'_>, key: usize) -> Result<Self, ReferenceError> {
+    pub(super) fn of(op: &Attention, call: &Call<'_>, key: usize) -> Result<Self, ReferenceError> {
         let (q, k) = (call.shape(0), call.shape(1));
         Ok(Self {
             b: q[0],
@@ -106,25 +106,25 @@ impl Sizes {
     }
 
     /// All queries, in the order of the rows of probabilities.
-    fn queries(&self) -> impl Iterator<Item = Query> {
+    pub(super) fn queries(&self) -> impl Iterator<Item = Query> {
         let (b, h, s) = (self.b, self.h, self.s);
         (0..b).flat_map(move |b| (0..h).flat_map(move |h| (0..s).map(move |i| Query { b, h, i })))
     }
 
     /// Where a query begins in q and o.
-    fn query(&self, at: Query) -> usize {
+    pub(super) fn query(&self, at: Query) -> usize {
         ((at.b * self.s + at.i) * self.h + at.h) * self.d
     }
 
     /// Where key and value `j` of a query's key head begin in k and v.
-    fn keys(&self, at: Query) -> impl Fn(usize) -> usize {
+    pub(super) fn keys(&self, at: Query) -> impl Fn(usize) -> usize {
         let (t, groups, d) = (self.t, self.groups, self.d);
         let head = at.h * groups / self.h;
         move |j| ((at.b * t + j) * groups + head) * d
     }
 
     /// The query's row of probabilities.
-    fn row(&self, at: Query) -> std::ops::Range<usize> {
+    pub(super) fn row(&self, at: Query) -> std::ops::Range<usize> {
         let row = (at.b * self.h + at.h) * self.s + at.i;
         row * self.t..(row + 1) * self.t
     }
@@ -134,12 +134,12 @@ impl Sizes {
         !self.op.causal || j + self.s <= at.i + self.t
     }
 
-    fn scale(&self) -> f64 {
+    pub(super) fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()
     }
 
     /// The scaled scores of a query; −∞ for keys that it does not see.
-    fn scores(&self, q: &[f64], k: &[f64], at: Query) -> Vec<f64> {
+    pub(super) fn scores(&self, q: &[f64], k: &[f64], at: Query) -> Vec<f64> {
         let (start, keys) = (self.query(at), self.keys(at));
         (0..self.t)
             .map(|j| match self.sees(at, j) {
@@ -150,7 +150,7 @@ impl Sizes {
     }
 
     /// The probabilities of scores; zeros for a query that sees no key.
-    fn spread(&self, scores: &[f64], total: f64) -> Vec<f64> {
+    pub(super) fn spread(&self, scores: &[f64], total: f64) -> Vec<f64> {
         (scores.iter())
             .map(|&score| match score == f64::NEG_INFINITY {
                 true => 0.0,
@@ -160,14 +160,14 @@ impl Sizes {
     }
 
     /// All probabilities, recomputed from the log-sum-exp of each row.
-    fn probabilities(&self, q: &[f64], k: &[f64], totals: &[f64]) -> Vec<f64> {
+    pub(super) fn probabilities(&self, q: &[f64], k: &[f64], totals: &[f64]) -> Vec<f64> {
         (self.queries().zip(totals))
             .flat_map(|(query, &total)| self.spread(&self.scores(q, k, query), total))
             .collect()
     }
 
     /// The factor by which dropout multiplies a probability.
-    fn kept(&self, at: Query, j: usize) -> f64 {
+    pub(super) fn kept(&self, at: Query, j: usize) -> f64 {
         if !self.op.drops() {
             return 1.0;
         }
@@ -180,7 +180,7 @@ impl Sizes {
     }
 
     /// All probabilities after dropout.
-    fn drop(&self, probabilities: &[f64]) -> Vec<f64> {
+    pub(super) fn drop(&self, probabilities: &[f64]) -> Vec<f64> {
         (self.queries())
             .flat_map(|query| {
                 let row = &probabilities[self.row(query)];
@@ -190,7 +190,7 @@ impl Sizes {
     }
 
     /// The sum of the values, weighted by the probabilities: o.
-    fn weigh(&self, probabilities: &[f64], v: &[f64]) -> Vec<f64> {
+    pub(super) fn weigh(&self, probabilities: &[f64], v: &[f64]) -> Vec<f64> {
         let mut o = vec![0.0; self.b * self.s * self.h * self.d];
         for query in self.queries() {
             let (start, keys) = (self.query(query), self.keys(query));
@@ -204,6 +204,6 @@ impl Sizes {
     }
 }
 
-fn dot(a: &[f64], b: &[f64], n: usize) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64], n: usize) -> f64 {
     a[..n].iter().zip(&b[..n]).map(|(a, b)| a * b).sum()
 }

@@ -1,6 +1,7 @@
 //! The ops, one small file per family. Shapes and element types of results come from the op's own
 //! declaration; the files here only compute the numbers.
 
+mod attend;
 mod attention;
 mod dropout;
 mod elementwise;
@@ -59,6 +60,8 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::Rotary(op) => rotary::rotary(op, &call),
         Op::Attention(op) => attention::attention(op, &call),
         Op::AttentionGrad(op) => attention::attention_grad(&op.of, &call),
+        Op::Attend(op) => attend::attend(op, &call),
+        Op::AttendGrad(op) => attend::attend_grad(op, &call),
         Op::Softmax(_) => softmax::softmax(&call),
         Op::SoftmaxGrad(_) => softmax::softmax_grad(&call),
         Op::Dropout(op) => dropout::dropout(op, &call),
@@ -67,6 +70,8 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::LinearCrossEntropy(op) => loss::linear_cross_entropy(op, &call),
         Op::AdamW(op) => optimizer::adamw(op, &call),
         Op::Sgd(op) => optimizer::sgd(op, &call),
+        Op::Lion(op) => optimizer::lion(op, &call),
+        Op::LambDirection(op) => optimizer::lamb(op, &call),
         Op::SumSquares(_) => optimizer::sum_squares(&call),
         Op::MemberSquares(op) => members::squares(&op.bounds, &call),
         Op::MemberScale(op) => members::scale(&op.bounds, &call),

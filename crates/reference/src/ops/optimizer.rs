@@ -1,6 +1,6 @@
-//! Optimizer updates, as PyTorch defines them.
+//! Optimizer updates, as PyTorch or their papers define them.
 
-use phalanx_ir::ops::{AdamW, Decay, Sgd};
+use phalanx_ir::ops::{AdamW, Decay, LambDirection, Lion, Sgd};
 
 use super::Call;
 use crate::error::ReferenceError;
@@ -10,22 +10,68 @@ pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<RefTensor>, Refer
     let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
     let (mut m, mut v) = (call.floats(2)?.to_vec(), call.floats(3)?.to_vec());
     let (lr, step, clip) = (call.scalar(4)?, call.scalar(5)?, call.scalar(6)?);
+    if stops(call, 7)? {
+        return Ok(updated(call, vec![w, m, v]));
+    }
+    for i in 0..w.len() {
+        let (mut g, rate) = (g[i] * clip, decay(&op.decay, i));
+        match op.coupled {
+            true => g += rate * w[i],
+            false => w[i] -= lr * rate * w[i],
+        }
+        m[i] = op.beta1 * m[i] + (1.0 - op.beta1) * g;
+        v[i] = op.beta2 * v[i] + (1.0 - op.beta2) * g * g;
+        let first = m[i] / (1.0 - op.beta1.powf(step));
+        let second = v[i] / (1.0 - op.beta2.powf(step));
+        w[i] -= lr * first / (second.sqrt() + op.eps);
+    }
+    Ok(updated(call, vec![w, m, v]))
+}
+
+/// The direction, and both moments.
+pub(super) fn lamb(op: &LambDirection, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let (w, g) = (call.floats(0)?, call.floats(1)?);
+    let (mut m, mut v) = (call.floats(2)?.to_vec(), call.floats(3)?.to_vec());
+    let (step, clip) = (call.scalar(5)?, call.scalar(6)?);
+    let mut u = vec![0.0; w.len()];
+    if stops(call, 7)? {
+        return Ok(updated(call, vec![u, m, v]));
+    }
     for i in 0..w.len() {
         let g = g[i] * clip;
         m[i] = op.beta1 * m[i] + (1.0 - op.beta1) * g;
         v[i] = op.beta2 * v[i] + (1.0 - op.beta2) * g * g;
         let first = m[i] / (1.0 - op.beta1.powf(step));
         let second = v[i] / (1.0 - op.beta2.powf(step));
-        w[i] -= lr * decay(&op.decay, i) * w[i];
-        w[i] -= lr * first / (second.sqrt() + op.eps);
+        u[i] = first / (second.sqrt() + op.eps) + decay(&op.decay, i) * w[i];
     }
-    Ok(updated(call, vec![w, m, v]))
+    Ok(updated(call, vec![u, m, v]))
+}
+
+pub(super) fn lion(op: &Lion, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
+    let mut m = call.floats(2)?.to_vec();
+    let (lr, clip) = (call.scalar(3)?, call.scalar(5)?);
+    if stops(call, 6)? {
+        return Ok(updated(call, vec![w, m]));
+    }
+    for i in 0..w.len() {
+        let g = g[i] * clip;
+        let mean = op.beta1 * m[i] + (1.0 - op.beta1) * g;
+        let sign = if mean == 0.0 { 0.0 } else { mean.signum() };
+        w[i] -= lr * (sign + decay(&op.decay, i) * w[i]);
+        m[i] = op.beta2 * m[i] + (1.0 - op.beta2) * g;
+    }
+    Ok(updated(call, vec![w, m]))
 }
 
 pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
     let mut momentum = call.floats(2)?.to_vec();
     let (lr, clip) = (call.scalar(3)?, call.scalar(5)?);
+    if stops(call, 6)? {
+        return Ok(updated(call, vec![w, momentum]));
+    }
     for i in 0..w.len() {
         let g = g[i] * clip + decay(&op.decay, i) * w[i];
         momentum[i] = op.momentum * momentum[i] + g;
@@ -40,6 +86,11 @@ pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<RefTensor>, Reference
 pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let sum = call.floats(0)?.iter().map(|x| x * x).sum();
     Ok(vec![call.result(0, vec![sum])])
+}
+
+/// Whether the operand with this index is there and says that nothing changes.
+fn stops(call: &Call<'_>, go: usize) -> Result<bool, ReferenceError> {
+    Ok(call.ins.len() > go && call.scalar(go)? == 0.0)
 }
 
 /// The decay of one element.

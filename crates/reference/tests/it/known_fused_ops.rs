@@ -179,7 +179,7 @@ fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<RefTensor> {
 #[test]
 #[rustfmt::skip]
 fn updates_as_in_pytorch() {
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow: None };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), coupled: false, narrow: None };
     let got = descend(2, adamw);
     assert_close(&got[0], &[0.19784795401869154, -0.9255721839556388, 1.653296427267954], 1e-13);
     assert_close(&got[1], &[0.02805, -0.0561, 0.08414999999999997], TIGHT);

@@ -130,6 +130,7 @@ impl<E: Engine> Worker<E> {
             precision: Precision { weights: wide, grads: wide, state: wide },
             optimizer: Optimizer::sgd(0.9),
             clip: None,
+            scaling: None,
         };
         let replica = Replica { training };
         let mut plan = Plan::new(training.state().unwrap()).unwrap();

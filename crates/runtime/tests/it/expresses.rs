@@ -253,6 +253,7 @@ fn devices_hold_stages_of_several_replicas() {
             precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
+            scaling: None,
         };
         let state = training.state().unwrap();
         let script = train_script(&training, &state).unwrap();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use phalanx_autodiff::LossSeed;
 use phalanx_comm::Communicator;
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_ir::ops::{
@@ -47,6 +48,7 @@ impl Laid {
         let lowering = Lowering {
             weights: None,
             grads: WIDE,
+            seed: LossSeed::One,
             recompute: phalanx_autodiff::Recompute::None,
             loss_chunk: NonZeroUsize::new(5).unwrap(),
         };
@@ -105,6 +107,7 @@ fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit>
         precision: Precision { weights: WIDE, grads: WIDE, state: WIDE },
         optimizer: Optimizer::sgd(0.0),
         clip: None,
+        scaling: None,
     };
     training.state().unwrap().units
 }

@@ -3,9 +3,11 @@
 use phalanx_ir::DType;
 use phalanx_spmd::{Gathering, Share};
 
+use super::norm::StepNumbers;
 use super::{
     Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
-    ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View, Write, hold, programs,
+    ScriptError, Source, State, Tier, TrainingScript, Unit, UnitBuffers, View, Write, hold,
+    programs, update,
 };
 use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
@@ -14,21 +16,25 @@ use crate::library::Placed;
 /// Appends the updates and the gathers of new weights; gradients are multiplied by the coefficient.
 pub(super) fn append(
     script: &mut Script,
-    units: &[Unit],
-    buffers: &[UnitBuffers],
+    state: &State,
     training: &TrainingScript<'_>,
-    coefficient: BufferId,
+    StepNumbers { coefficient, go }: StepNumbers,
 ) -> Result<(), ScriptError> {
     let (TrainingScript { precision, optimizer, .. }, ranks) = (*training, training.ranks());
     let lr = scalar(script, Scalar::LearningRate, precision.state);
-    let step = scalar(script, Scalar::Step, precision.state);
-    for (unit, b) in units.iter().zip(buffers) {
-        let program = programs::update(unit, precision, optimizer, ranks.mesh)?;
+    // Where steps may change nothing, the optimizer counts those that changed something.
+    let applied = state.scalars.iter().find(|kept| kept.scalar == Scalar::Applied);
+    let step = match applied {
+        Some(applied) => applied.buffer,
+        None => scalar(script, Scalar::Step, precision.state),
+    };
+    for (unit, b) in state.units.iter().zip(&state.buffers) {
+        let program = update::update(unit, precision, optimizer, go.is_some(), ranks.mesh)?;
         let own = own_weights(unit, b, ranks);
         let stored = b.master.as_ref().map_or(own, held);
         let mut inputs = vec![stored, held(b.trained())];
         inputs.extend(b.states.iter().map(held));
-        inputs.extend([lr, step, coefficient].map(whole));
+        inputs.extend([lr, step, coefficient].into_iter().chain(go).map(whole));
         let mut outputs = vec![stored];
         outputs.extend(b.states.iter().map(held));
         outputs.extend(b.master.as_ref().map(|_| own));
@@ -58,7 +64,7 @@ fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
 }
 
 /// Where the part of a unit's weights that this rank updates lies.
-fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<'_>) -> View {
+pub(super) fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<'_>) -> View {
     let offset = match (unit.facts.state.share, unit.facts.weights.share) {
         // If it keeps whole weights, a rank updates the part for which it has the optimizer state.
         (Share::Shard, Share::Whole) => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
@@ -68,7 +74,7 @@ fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<'_>) -> Vie
 }
 
 /// If ranks keep whole weights and each has updated its part, they exchange the parts.
-fn gather_weights(
+pub(super) fn gather_weights(
     script: &mut Script,
     unit: &Unit,
     buffers: &UnitBuffers,

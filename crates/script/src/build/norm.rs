@@ -1,7 +1,9 @@
 //! The loss and the global gradient norm of a step, over all ranks of all stage groups.
 //!
 //! The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
-//! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does.
+//! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does. If the loss is
+//! scaled, so are the gradients: norm and coefficient take the scale out, and a norm that is not finite
+//! tells that the step must change nothing.
 //!
 //! Each rank sums what it holds. What several ranks hold in copies counts on one of them only; the
 //! types ensure that: the sums become partial over all axes before they are added. Stages have
@@ -9,27 +11,34 @@
 
 use std::collections::BTreeSet;
 
-use phalanx_ir::ops::{Collective, CollectiveKind, SumSquares, UnaryKind};
+use phalanx_ir::ops::{Collective, CollectiveKind, CompareKind, SumSquares, UnaryKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::finish::{held, push, push_as, result, whole};
 use super::{
-    Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, Tier, TrainingScript,
-    Unit, UnitBuffers, View, World,
+    Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, State, Tier,
+    TrainingScript, Unit, View, World,
 };
-use crate::key::{BufferKey, Number};
+use crate::key::{BufferKey, Number, Scalar};
 use crate::stage_group::together;
 
-/// Appends the loss, the norm and the clip coefficient, and returns the buffer of the coefficient,
-/// by which gradients are multiplied.
+/// Numbers that updates read.
+#[derive(Clone, Copy)]
+pub(super) struct StepNumbers {
+    /// The coefficient by which gradients are multiplied.
+    pub(super) coefficient: BufferId,
+    /// Whether anything is updated, if that is not certain.
+    pub(super) go: Option<BufferId>,
+}
+
+/// Appends the loss, the norm and the clip coefficient.
 pub(super) fn append(
     script: &mut Script,
-    units: &[Unit],
-    buffers: &[UnitBuffers],
+    kept: &State,
     training: &TrainingScript<'_>,
-) -> Result<BufferId, ScriptError> {
-    let TrainingScript { world, at, precision, clip, .. } = *training;
-    let state = precision.state;
+) -> Result<StepNumbers, ScriptError> {
+    let TrainingScript { world, at, precision, .. } = *training;
+    let (units, buffers, state) = (&kept.units, &kept.buffers, precision.state);
     let losses = losses(script);
     let (loss, grad_norm) =
         (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
@@ -41,11 +50,18 @@ pub(super) fn append(
     inputs.extend(
         (units.iter().zip(buffers)).filter(|(u, _)| counts(u)).map(|(_, b)| held(b.trained())),
     );
-    let outputs = [loss, grad_norm, coefficient].map(whole);
+    let mut outputs = [loss, grad_norm, coefficient].map(whole).to_vec();
+    let scale = kept.scalars.iter().find(|kept| kept.scalar == Scalar::LossScale);
+    let scale = scale.map(|kept| whole(kept.buffer));
+    let go = scale.map(|_| result(script, Number::Go, state));
+    if let Some(go) = go {
+        outputs.extend([go, result(script, Number::LossScale, state)].map(whole));
+    }
     let sums = Sums { losses: &losses, units: &counted, training };
     match &world.stage_groups[..] {
         [_] => {
-            let program = world.library.placed(&sums.on_one_mesh(clip)?);
+            inputs.extend(scale);
+            let program = world.library.placed(&sums.on_one_mesh()?);
             push(script, "norm and clip", program, inputs, &outputs, None);
         }
         stage_groups => {
@@ -54,12 +70,14 @@ pub(super) fn append(
             push(script, "sums", program, inputs, &[whole(own)], None);
             let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
             let (mesh, members) = together(&all)?;
-            let program = over_devices(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
+            let program =
+                over_devices(&mesh, state, |loss, squares| finish(loss, squares, training))?;
             let program = script.program_of(world.library.placed(&program), members);
-            push_as(script, "norm and clip", program, vec![whole(own)], &outputs, None);
+            let inputs = [whole(own)].into_iter().chain(scale).collect();
+            push_as(script, "norm and clip", program, inputs, &outputs, None);
         }
     }
-    Ok(coefficient)
+    Ok(StepNumbers { coefficient, go })
 }
 
 /// Appends the sum of the micro-batches' losses: the loss of a script that only runs forward.
@@ -127,7 +145,7 @@ impl Sums<'_> {
     }
 
     /// The whole program, if there is only one stage group.
-    fn on_one_mesh(&self, clip: Option<f64>) -> Result<Program, ScriptError> {
+    fn on_one_mesh(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("norm"), self.training.precision.state);
         let (losses, squares) = self.parts(&b);
         let axes: BTreeSet<Axis> = (losses.iter().chain(&squares))
@@ -143,7 +161,7 @@ impl Sums<'_> {
                 apart(all_reduce(pair, &axes))
             }
         };
-        finish(loss, squares, clip);
+        finish(loss, squares, self.training);
         Ok(b.finish()?)
     }
 
@@ -183,18 +201,29 @@ fn over_devices(
     Ok(b.finish()?)
 }
 
-/// The norm, and the coefficient that clips it.
-fn finish(loss: Tensor<'_>, squares: Tensor<'_>, clip: Option<f64>) {
+/// The norm, and the coefficient that clips it. If the loss is scaled, also whether the norm is
+/// finite, and the scale.
+fn finish(loss: Tensor<'_>, squares: Tensor<'_>, training: &TrainingScript<'_>) {
     let (b, dtype) = (loss.builder(), loss.ty().dtype);
+    let scale = training.scaling.map(|_| b.scalar(Scalar::LossScale.name()));
+    let unscaled = scale.map(|scale| scale.unary(UnaryKind::Recip));
     let norm = squares.unary(UnaryKind::Sqrt);
+    let norm = unscaled.map_or(norm, |by| norm * by);
     let one = b.constant(dtype, [], 1.0);
-    let coefficient = match clip {
+    let coefficient = match training.clip {
         None => one,
         Some(clip) => norm.shift(1e-6).unary(UnaryKind::Recip).scale(clip).min(one),
     };
     b.probe("loss", loss);
     b.probe("grad_norm", norm);
-    b.port("clip", Role::Scalar, coefficient);
+    b.port("clip", Role::Scalar, unscaled.map_or(coefficient, |by| coefficient * by));
+    if let Some(scale) = scale {
+        // Zero times infinity, or times NaN, is NaN, and so not zero.
+        let zero = b.constant(dtype, [], 0.0);
+        let finite = squares.scale(0.0).compare(CompareKind::Eq, zero);
+        b.port("go", Role::Scalar, finite.select(one, zero));
+        b.probe("loss_scale", scale);
+    }
 }
 
 /// Returns two numbers side by side, partial over these axes.

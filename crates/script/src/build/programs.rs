@@ -1,17 +1,14 @@
-//! The programs that work on units: one collective, or one update, over a flat buffer.
+//! The programs that move units: one collective over a flat buffer.
 //!
 //! A collective over a large unit is split into as many pieces as the bucket size asks for.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use phalanx_ir::ops::{Collective, CollectiveKind, Decay};
+use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
-use super::{
-    Action, BufferId, Kind, Lane, Optimizer, Precision, Run, Script, ScriptError, Unit, View,
-    World, Write,
-};
+use super::{Action, BufferId, Kind, Lane, Run, Script, ScriptError, Unit, View, World, Write};
 
 /// Sums a gradient over every axis that it is partial over, on every rank.
 pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
@@ -104,33 +101,6 @@ fn zeros(dtype: DType, sizes: &[usize]) -> Result<Program, ScriptError> {
     let b = Builder::new("clear", dtype);
     for (index, &size) in sizes.iter().enumerate() {
         b.port(&format!("gap{index}"), Role::Gradient, b.constant(dtype, [size], 0.0));
-    }
-    Ok(b.finish()?)
-}
-
-/// Updates what a rank keeps of a unit.
-pub(super) fn update(
-    unit: &Unit,
-    precision: Precision,
-    optimizer: Optimizer,
-    mesh: &Mesh,
-) -> Result<Program, ScriptError> {
-    let b = Builder::on("update", precision.state, mesh.clone());
-    let buffer =
-        |name: &str, role: Role, dtype: DType| b.input(name, role, unit.updated(dtype, mesh));
-    let mut operands = vec![
-        buffer("w", Role::State, precision.state),
-        buffer("g", Role::Gradient, precision.grads),
-    ];
-    for i in 0..optimizer.states() {
-        operands.push(buffer(&format!("s{i}"), Role::State, precision.state));
-    }
-    operands.extend([b.scalar("lr"), b.scalar("step"), b.scalar("clip")]);
-    let narrow = precision.has_masters().then_some(precision.weights);
-    let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
-    let results = b.apply_all(optimizer.op(decays, narrow), &operands);
-    for (i, value) in results.iter().enumerate() {
-        b.port(&format!("o{i}"), Role::State, *value);
     }
     Ok(b.finish()?)
 }

@@ -124,9 +124,9 @@ impl<'a> Reducer<'a> {
                 }
             }
         }
-        let own = &self.training.world.links.levels[self.training.at.stage_group..];
-        let level = own.first().map_or(0, |levels| levels[run]);
-        while let Some((_, unit)) = self.shared.pop_front_if(|(complete, _)| *complete <= level) {
+        let (levels, own) = (&self.training.world.links.levels, self.training.at.stage_group);
+        while let Some((_, unit)) = self.shared.pop_front_if(|(last, _)| *last <= levels[own][run])
+        {
             self.sum_groups(unit, binder)?;
         }
         Ok(())
@@ -325,7 +325,8 @@ fn shared(world: &World<'_>, units: &[Unit]) -> VecDeque<(usize, usize)> {
             let turn = world.stage_groups[group].turns.iter().rposition(uses)?;
             Some(world.links.levels[group][turn])
         };
-        unit.stage_groups.iter().filter_map(last).max().unwrap_or(0)
+        let last = unit.stage_groups.iter().filter_map(last).max();
+        last.expect("a stage group that holds a unit works on its parameters")
     };
     let shared = (0..units.len()).filter(|&unit| units[unit].stage_groups.len() > 1);
     let mut shared: Vec<(usize, usize)> =

@@ -293,6 +293,7 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
         precision: setup.precision,
         optimizer: setup.optimizer,
         clip: None,
+        scaling: None,
     };
     let text = train_script(&training, &training.state().unwrap()).unwrap_err().to_string();
     assert!(text.contains("`first` returns the boundary value `astray`"), "{text}");

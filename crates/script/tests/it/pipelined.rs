@@ -53,6 +53,7 @@ fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
             precision: plain,
             optimizer: Optimizer::sgd(0.0),
             clip: None,
+            scaling: None,
         };
         let state = training.state().unwrap();
         train_script(&training, &state).map_err(|error| error.to_string())

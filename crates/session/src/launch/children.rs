@@ -1,38 +1,43 @@
 //! The processes of one epoch: starting them, asking how they ended, ending them.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use phalanx_comm::{FlightRecorder, Token, names};
-use phalanx_error::{Error, Problem, Result};
+use phalanx_comm::{FlightRecorder, names};
 use phalanx_recovery::ProcessEnd;
 use phalanx_sys::process::{Signal, end_with_parent, is_fault, pass_to, send, signal_name};
 
 use super::Launched;
 
-/// What all processes of an epoch are started with.
-pub(super) struct Starting<'a> {
-    pub(super) program: &'a Launched,
-    pub(super) ranks: usize,
-    pub(super) meet: PathBuf,
-    pub(super) token: Token,
-    pub(super) recorder: &'a FlightRecorder,
+/// How long the last output of a process may take.
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// Passes on what a process prints, until it closes its output.
+type Forward<'a> = &'a dyn Fn(ChildStdout) -> std::io::Result<JoinHandle<()>>;
+
+/// What the processes of an epoch on one host are started with.
+pub(crate) struct Starting<'a> {
+    pub(crate) program: &'a Launched,
+    /// The ranks of this host.
+    pub(crate) ranks: Range<usize>,
+    /// The variables of a rank.
+    pub(crate) variables: &'a dyn Fn(usize) -> Vec<(&'static str, String)>,
+    pub(crate) recorder: &'a FlightRecorder,
     /// The memory that the ranks take over, if they do.
-    pub(super) memory: Option<&'a File>,
+    pub(crate) memory: Option<&'a File>,
+    /// Where their output goes, if not to that of this process. Then they have no input either.
+    pub(crate) output: Option<Forward<'a>>,
 }
 
 impl Starting<'_> {
-    fn spawn(&self, rank: usize) -> std::io::Result<Child> {
-        let Self { program, ranks, .. } = self;
-        let mut command = Command::new(&program.file);
-        command.args(&program.args);
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        command.env("LOCAL_RANK", rank.to_string()).env("LOCAL_WORLD_SIZE", ranks.to_string());
-        command.env(names::MEET, &self.meet).env(names::TOKEN, self.token.hex());
+    fn spawn(&self, rank: usize) -> std::io::Result<Process> {
+        let mut command = Command::new(&self.program.file);
+        command.args(&self.program.args).envs((self.variables)(rank));
         command.env(names::RECORDER, self.recorder.fd().as_raw_fd().to_string());
         self.recorder.pass_to(&mut command);
         command.env_remove(names::MEMORY);
@@ -42,53 +47,61 @@ impl Starting<'_> {
         }
         // A Ctrl-C of the terminal reaches this process alone, which passes it on.
         command.process_group(0);
-        if rank > 0 {
+        if rank > 0 || self.output.is_some() {
             command.stdin(Stdio::null());
         }
+        if self.output.is_some() {
+            command.stdout(Stdio::piped());
+        }
         end_with_parent(&mut command);
-        command.spawn()
+        let mut child = command.spawn()?;
+        let forwarded = self.output.zip(child.stdout.take());
+        let forwarded = forwarded.map(|(forward, output)| forward(output)).transpose()?;
+        Ok(Process { child, forwarded, ended: None })
     }
 }
 
 struct Process {
     child: Child,
+    /// What passes on its output.
+    forwarded: Option<JoinHandle<()>>,
     ended: Option<ExitStatus>,
 }
 
-/// The processes of an epoch; those that still run are ended when it is dropped.
+/// The processes of an epoch on one host; those that still run are ended when it is dropped.
 #[derive(Default)]
-pub(super) struct Children {
+pub(crate) struct Children {
+    first: usize,
     list: Vec<Process>,
 }
 
 impl Children {
     /// Starts all ranks. If one cannot be started, gives it and why; the others run.
-    pub(super) fn start(&mut self, starting: &Starting<'_>) -> Result<(), (usize, std::io::Error)> {
+    pub(crate) fn start(&mut self, starting: &Starting<'_>) -> Result<(), (usize, std::io::Error)> {
+        self.end_all();
         self.list.clear();
-        for rank in 0..starting.ranks {
-            let child = starting.spawn(rank).map_err(|error| (rank, error))?;
-            self.list.push(Process { child, ended: None });
+        self.first = starting.ranks.start;
+        for rank in starting.ranks.clone() {
+            self.list.push(starting.spawn(rank).map_err(|error| (rank, error))?);
         }
         Ok(())
     }
 
-    /// How many were started.
-    pub(super) fn count(&self) -> usize {
-        self.list.len()
-    }
-
     /// The process of a rank, while it runs.
     pub(super) fn running(&self, rank: usize) -> Option<u32> {
-        let process = self.list.get(rank)?;
+        let process = self.list.get(rank.checked_sub(self.first)?)?;
         process.ended.is_none().then(|| process.child.id())
     }
 
     /// The ranks that have ended since the last look, and how. Panics are known by the recorder.
-    pub(super) fn ended(&mut self, recorder: &FlightRecorder) -> Vec<(usize, ProcessEnd)> {
+    pub(crate) fn ended(&mut self, recorder: &FlightRecorder) -> Vec<(usize, ProcessEnd)> {
         let mut found = Vec::new();
-        for (rank, Process { child, ended }) in self.list.iter_mut().enumerate() {
+        for (at, Process { child, forwarded, ended }) in self.list.iter_mut().enumerate() {
             if let (None, Ok(Some(status))) = (*ended, child.try_wait()) {
                 *ended = Some(status);
+                // All that it has printed is on its way before its end is known.
+                forwarded.take().into_iter().for_each(|thread| wait_a_little(&thread));
+                let rank = self.first + at;
                 found.push((rank, end(status, recorder.rank(rank).has_panicked())));
             }
         }
@@ -97,21 +110,28 @@ impl Children {
 
     /// The exit code of a rank that has ended by itself.
     pub(super) fn code(&self, rank: usize) -> Option<i32> {
-        self.list.get(rank)?.ended?.code()
+        self.list.get(rank.checked_sub(self.first)?)?.ended?.code()
     }
 
-    pub(super) fn send(&self, signal: Signal) {
+    pub(crate) fn send(&self, signal: Signal) {
         let running = self.list.iter().filter(|process| process.ended.is_none());
         running.for_each(|process| send(&process.child, signal));
     }
 }
 
-impl Drop for Children {
-    fn drop(&mut self) {
+impl Children {
+    /// Ends those that still run, and waits until they have ended.
+    fn end_all(&mut self) {
         self.send(Signal::Kill);
         for process in self.list.iter_mut().filter(|process| process.ended.is_none()) {
             let _ = process.child.wait();
         }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.end_all();
     }
 }
 
@@ -127,43 +147,11 @@ fn end(status: ExitStatus, panicked: bool) -> ProcessEnd {
     }
 }
 
-/// A folder for sockets that only this user can enter; it is removed at the end.
-pub(super) struct Folder(PathBuf);
-
-impl Folder {
-    pub(super) fn new() -> Result<Self> {
-        // The path of a socket has at most 107 bytes.
-        let temporary = std::env::temp_dir();
-        let short = temporary.as_os_str().len() < 60;
-        let root = if short { temporary } else { PathBuf::from("/tmp") };
-        for number in 0.. {
-            let path = root.join(format!("phalanx-{}-{number}", std::process::id()));
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    let problem = Problem::io("cannot create the folder", &path, &error);
-                    return Err(Error::refused(
-                        problem.fix("set TMPDIR to a folder that can be written"),
-                    ));
-                }
-            }
-        }
-        unreachable!("numbers do not end")
-    }
-
-    /// Where the ranks of an epoch meet: nobody of another epoch comes there.
-    pub(super) fn meet(&self, epoch: u64) -> PathBuf {
-        self.path().join(format!("meet-{epoch}"))
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+/// Waits for a thread that reads the output of a process that has ended. A process that was started by
+/// that one may hold the output open, for which nobody waits.
+fn wait_a_little(thread: &JoinHandle<()>) {
+    let start = Instant::now();
+    while !thread.is_finished() && start.elapsed() < LAST_OUTPUT {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,26 +1,24 @@
 //! The launcher's loop: what it sees becomes events, and it does what the coordinator says.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::{Checkpoint, newest};
-use phalanx_comm::{FlightRecorder, Token};
+use phalanx_comm::FlightRecorder;
 use phalanx_error::{Error, Problem, Result, counted};
 use phalanx_recovery::{
     Blame, Coordinator, JobAction, JobEnd, JobEvent, Ledger, Left, Life, ProcessEnd, RankSight,
     StartPoint, blame,
 };
-use phalanx_sys::process::{Signal, is_stopped};
+use phalanx_sys::process::Signal;
 use phalanx_sys::{interrupt, machine_nanos};
 use serde_json::json;
 
-use super::children::{Children, Folder, Starting};
+use super::Launched;
+use super::crew::{Crew, Epoch};
 use super::sight::{FLIGHT, JOB, ledger, put, report, sights};
-use super::{Launched, new_token};
-use crate::folders::{CHECKPOINTS, LEDGER};
+use crate::folders::LEDGER;
 
 /// How often processes are looked at, and how often they are looked at closely.
 const LOOK: Duration = Duration::from_millis(5);
@@ -33,16 +31,14 @@ const GRACE: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(10);
 
 /// A job as its launcher sees it.
-pub(super) struct JobLoop<'a> {
+pub(crate) struct JobLoop<'a> {
     program: &'a Launched,
-    folder: Folder,
-    token: Token,
+    crew: Box<dyn Crew + 'a>,
     recorder: FlightRecorder,
+    /// How many ranks this epoch has.
+    ranks: usize,
     coordinator: Coordinator,
     todo: VecDeque<JobAction>,
-    children: Children,
-    /// The memory in which the ranks of this epoch keep their state.
-    memory: Option<File>,
     /// Since when the ranks of an epoch may end by themselves.
     ending: Option<Instant>,
     /// Requests to stop that were passed on.
@@ -57,22 +53,22 @@ pub(super) struct JobLoop<'a> {
 }
 
 impl<'a> JobLoop<'a> {
-    pub(super) fn new(ranks: usize, program: &'a Launched) -> Result<Self> {
-        let folder = Folder::new()?;
-        let token = new_token()?;
+    pub(crate) fn new(
+        ranks: usize,
+        program: &'a Launched,
+        crew: Box<dyn Crew + 'a>,
+    ) -> Result<Self> {
         let recorder = FlightRecorder::create(ranks);
         let recorder = recorder.map_err(|e| Error::refused(Problem::new(e.to_string())))?;
         recorder.job().keep(&Ledger::default(), machine_nanos());
         let (coordinator, first) = Coordinator::new(ranks);
         Ok(Self {
             program,
-            folder,
-            token,
+            crew,
             recorder,
+            ranks,
             coordinator,
             todo: first.into(),
-            children: Children::default(),
-            memory: None,
             ending: None,
             passed: 0,
             looked: Instant::now(),
@@ -82,13 +78,27 @@ impl<'a> JobLoop<'a> {
         })
     }
 
+    /// A job whose ranks are on several hosts.
+    pub(crate) fn spread(
+        ranks: usize,
+        program: &'a Launched,
+        crew: Box<dyn Crew + 'a>,
+    ) -> Result<Self> {
+        let job = Self::new(ranks, program, crew)?;
+        job.recorder.job().set_spread();
+        Ok(job)
+    }
+
     /// Runs the job to its end; gives its exit code.
-    pub(super) fn run(mut self) -> Result<u8> {
+    pub(crate) fn run(mut self) -> Result<u8> {
         let _listening = interrupt::listen_for_others();
         loop {
             while let Some(action) = self.todo.pop_front() {
                 if let Some(verdict) = self.act(action)? {
-                    return self.end(verdict);
+                    let ended = self.end(verdict);
+                    let code = ended.as_ref().map_or_else(Error::exit_code, |code| *code);
+                    self.crew.finish(code);
+                    return ended;
                 }
             }
             self.look();
@@ -106,7 +116,7 @@ impl<'a> JobLoop<'a> {
     fn act(&mut self, action: JobAction) -> Result<Option<JobEnd>> {
         match action {
             JobAction::Start { epoch, ranks, from } => self.start(epoch, ranks, from)?,
-            JobAction::Kill { .. } => self.children.send(Signal::Kill),
+            JobAction::Kill { .. } => self.crew.send(Signal::Kill),
             JobAction::Allow { .. } => self.ending = Some(Instant::now()),
             JobAction::Inspect { epoch } => {
                 let left = self.left();
@@ -123,26 +133,11 @@ impl<'a> JobLoop<'a> {
         }
         self.recorder.job().begin(epoch, ranks, from);
         (0..ranks).for_each(|rank| self.recorder.rank(rank).begin(from));
-        // What is taken over is held on: the new processes may be lost before they have changed it.
-        self.memory = self.memory.take().filter(|_| matches!(from, StartPoint::Memory(_)));
         (self.ending, self.lost, self.named) = (None, None, None);
-        let starting = Starting {
-            program: self.program,
-            ranks,
-            meet: self.folder.meet(epoch),
-            token: self.token,
-            recorder: &self.recorder,
-            memory: self.memory.as_ref(),
-        };
-        if let Err((rank, error)) = self.children.start(&starting) {
-            if epoch == 0 {
-                let file = Path::new(&self.program.file);
-                return Err(Error::refused(Problem::io("cannot start", file, &error)));
-            }
-            for rank in rank..ranks {
-                let end = ProcessEnd::NotStarted(error.to_string());
-                self.on(JobEvent::Ended { epoch, rank, end });
-            }
+        self.ranks = ranks;
+        let missing = self.crew.start(Epoch { number: epoch, ranks, from }, &self.recorder)?;
+        for (rank, why) in missing {
+            self.on(JobEvent::Ended { epoch, rank, end: ProcessEnd::NotStarted(why) });
         }
         Ok(())
     }
@@ -150,7 +145,7 @@ impl<'a> JobLoop<'a> {
     /// One look at everything.
     fn look(&mut self) {
         let epoch = self.coordinator.epoch();
-        for (rank, end) in self.children.ended(&self.recorder) {
+        for (rank, end) in self.crew.look(&self.recorder) {
             if self.lost.is_none() && !matches!(end, ProcessEnd::Well | ProcessEnd::Failed(_)) {
                 self.note_loss(rank, &end);
             }
@@ -158,15 +153,14 @@ impl<'a> JobLoop<'a> {
         }
         if interrupt::requests() > self.passed {
             self.passed += 1;
-            self.children.send(Signal::Interrupt);
+            self.crew.send(Signal::Interrupt);
             self.on(JobEvent::StopAsked);
         }
         match self.ending.map(|since| since.elapsed()) {
             Some(time) if time > 2 * GRACE => self.on(JobEvent::Overdue { epoch }),
-            Some(time) if time > GRACE => self.children.send(Signal::Terminate),
+            Some(time) if time > GRACE => self.crew.send(Signal::Terminate),
             _ => {}
         }
-        self.hold_memory();
         if self.looked.elapsed() >= CLOSE_LOOK {
             self.looked = Instant::now();
             self.announce();
@@ -174,25 +168,12 @@ impl<'a> JobLoop<'a> {
         }
     }
 
-    /// Opens the memory in which ranks keep their state, so that it outlives them.
-    fn hold_memory(&mut self) {
-        let words = self.recorder.job();
-        if words.is_over() {
-            self.memory = None;
-        } else if let (None, Some(fd)) = (&self.memory, words.world()) {
-            let first = self.children.running(0);
-            let path = first.map(|process| format!("/proc/{process}/fd/{fd}"));
-            self.memory =
-                path.and_then(|path| File::options().read(true).write(true).open(path).ok());
-        }
-    }
-
     /// Writes where the recorder is to the run's folder, once that is known.
     fn announce(&mut self) {
-        if self.announced.is_some() || self.recorder.job().allowed().is_none() {
+        let folder = PathBuf::from(self.recorder.job().folder());
+        if self.announced.is_some() || folder.as_os_str().is_empty() {
             return;
         }
-        let folder = PathBuf::from(self.recorder.job().folder());
         let (launcher, fd) = (std::process::id(), self.recorder.fd().as_raw_fd());
         put(&folder, JOB, &json!({"launcher": launcher, "recorder": fd}));
         self.announced = Some(folder);
@@ -234,9 +215,9 @@ impl<'a> JobLoop<'a> {
     }
 
     fn sights(&self, ended: Option<(usize, &ProcessEnd)>) -> Vec<RankSight> {
-        sights(&self.recorder, |rank, process| match ended {
+        sights(&self.recorder, |rank, _| match ended {
             Some((lost, end)) if lost == rank => Life::Ended(end.to_string()),
-            _ if is_stopped(process as u32) => Life::Stopped,
+            _ if self.crew.is_stopped(rank, &self.recorder) => Life::Stopped,
             _ => Life::Runs,
         })
     }
@@ -261,15 +242,14 @@ impl<'a> JobLoop<'a> {
     fn left(&mut self) -> Left {
         let words = self.recorder.job();
         let ranks = 0..words.active().min(self.recorder.ranks());
-        let root = PathBuf::from(words.folder()).join(CHECKPOINTS);
-        let saved = newest(&root).and_then(|path| Checkpoint::open(&path).ok());
-        Left {
+        let mut left = Left {
             allowed: words.allowed().filter(|_| !words.is_over()),
             progress: ranks.map(|rank| self.recorder.rank(rank).progress()).collect(),
             reported: words.ledger().furthest(),
-            memory: self.memory.is_some(),
-            checkpoint: saved.map(|saved| saved.manifest().step),
-        }
+            ..Left::default()
+        };
+        self.crew.find_left(&self.recorder, &mut left);
+        left
     }
 
     fn tell_restart(&self, ranks: usize, from: StartPoint) {
@@ -278,6 +258,7 @@ impl<'a> JobLoop<'a> {
             StartPoint::Beginning => "at the beginning".to_owned(),
             StartPoint::Checkpoint(step) => format!("from the checkpoint after step {step}"),
             StartPoint::Memory(step) => format!("from memory after step {step}"),
+            StartPoint::Copies(step) => format!("from the hosts' copies after step {step}"),
         };
         let (number, of) =
             (self.coordinator.restarts(), words.allowed().map_or(0, |allowed| allowed.restarts));
@@ -290,22 +271,22 @@ impl<'a> JobLoop<'a> {
     }
 
     /// The end of the job: its exit code, or the error.
-    fn end(self, verdict: JobEnd) -> Result<u8> {
-        let ranks = self.children.count();
+    fn end(&self, verdict: JobEnd) -> Result<u8> {
+        let ranks = self.ranks;
         if let Some(folder) = &self.announced {
             let _ = std::fs::remove_file(folder.join(JOB));
         }
         match verdict {
             JobEnd::Done => Ok(0),
             JobEnd::Failed(code) => {
-                let codes = (0..ranks).filter_map(|rank| self.children.code(rank));
+                let codes = (0..ranks).filter_map(|rank| self.crew.code(rank));
                 let own = codes.max().and_then(|code| u8::try_from(code).ok()).unwrap_or(code);
                 match self.program.is_own {
                     // It has said why.
                     true => Ok(own),
                     false => {
                         let first = (0..ranks).find(|&rank| {
-                            self.children.code(rank).is_some_and(|found| found == i32::from(code))
+                            self.crew.code(rank).is_some_and(|found| found == i32::from(code))
                         });
                         let (first, name) =
                             (first.unwrap_or(0), Path::new(&self.program.file).display());

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use phalanx_ir::{Instr, Mesh, Op, OpDef, Program, Role, ValueId};
 
-use super::find::{attentions, readers};
+use super::find::{attentions, heads_of, readers};
 use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
@@ -111,14 +111,25 @@ struct Part {
 
 /// The parameters that are split, found by walking the program.
 #[derive(Debug, Default)]
-struct Columns {
+pub(super) struct Columns {
     params: BTreeMap<ValueId, Part>,
     /// Values that are sharded because of a parameter: the dim.
     sharded: BTreeMap<ValueId, usize>,
 }
 
 impl Columns {
-    fn of(program: &Program) -> Self {
+    /// Whether a weight belongs to the second of two products in a row: its rows are split.
+    pub(super) fn is_second(&self, weight: ValueId, rows: usize) -> bool {
+        self.params.get(&weight).is_some_and(|part| part.dim == rows)
+    }
+
+    /// Whether a parameter is split at all.
+    pub(super) fn is_split(&self, param: ValueId) -> bool {
+        self.params.contains_key(&param)
+    }
+
+    /// Walks a segment.
+    pub(super) fn of(program: &Program) -> Self {
         let mut columns = Self::default();
         let flat = program.inputs_with(Role::Boundary).filter(|p| is_flat(program, p.value));
         columns.sharded.extend(flat.map(|p| (p.value, 1)));
@@ -237,23 +248,7 @@ fn is_stream(program: &Program, value: ValueId) -> bool {
 
 /// The number of heads, if the value becomes keys or values.
 fn kv_heads(program: &Program, value: ValueId) -> Option<usize> {
-    let mut seen = vec![value];
-    let mut next = 0;
-    while let Some(&value) = seen.get(next) {
-        next += 1;
-        for instr in readers(program, value) {
-            match &instr.op {
-                Op::Attention(_) if instr.inputs[1] == value || instr.inputs[2] == value => {
-                    return Some(program.ty(value).shape[2]);
-                }
-                Op::Reshape(_) | Op::Rotary(_) | Op::Binary(_) | Op::Cast(_) => {
-                    seen.push(instr.outputs[0]);
-                }
-                _ => {}
-            }
-        }
-    }
-    None
+    heads_of(program, value).filter(|found| found.keys).map(|found| found.heads)
 }
 
 /// Among how many ranks key heads are divided: all ranks, or as many as there are key heads.

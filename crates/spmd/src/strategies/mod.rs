@@ -5,11 +5,15 @@
 
 mod allgather_kv;
 mod automatic;
+mod cube;
 mod data;
 mod ddp;
 mod find;
 mod fsdp;
 mod megatron;
+mod optimus;
+mod parts;
+mod ring;
 mod sequence;
 mod tensor_plan;
 mod ulysses;
@@ -25,10 +29,14 @@ use crate::split::AxisSplit;
 
 pub use allgather_kv::AllGatherKv;
 pub use automatic::Automatic;
+pub use cube::Cube;
 pub use data::BatchParallel;
 pub use ddp::Ddp;
 pub use fsdp::Fsdp;
 pub use megatron::{Megatron, heads_fit};
+pub use optimus::Optimus;
+pub use parts::{floor_root, whole_root};
+pub use ring::Ring;
 pub use sequence::Sequence;
 pub use tensor_plan::{Cut, TensorPlan};
 pub use ulysses::Ulysses;
@@ -78,6 +86,12 @@ pub trait Strategy {
 
     /// Annotates a segment.
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError>;
+
+    /// The axes over which keys and values come block by block instead of being gathered; the mesh
+    /// has its splits.
+    fn streams(&self, _mesh: &Mesh) -> Vec<Axis> {
+        Vec::new()
+    }
 
     /// Says how ranks that hold the same parameters share them; the mesh has its splits.
     fn share(&self, _mesh: &Mesh, _sharing: &mut Sharing) -> Result<(), SpmdError> {

@@ -23,11 +23,21 @@ pub struct Ulysses {
     pub axis: String,
     /// The axis that shards heads already, major to this one.
     pub inside: String,
+    /// Of the ranks of that axis, how many hold the same heads: a square of ranks divides heads
+    /// among its columns alone.
+    pub alike: usize,
 }
 
 impl Default for Ulysses {
     fn default() -> Self {
-        Self { axis: "cp".to_owned(), inside: "tp".to_owned() }
+        Self { axis: "cp".to_owned(), inside: "tp".to_owned(), alike: 1 }
+    }
+}
+
+impl Ulysses {
+    /// Among how many ranks heads are divided already.
+    fn divided(&self, mesh: &Mesh) -> usize {
+        mesh.degree(&self.inside).div_ceil(self.alike.max(1))
     }
 }
 
@@ -43,7 +53,7 @@ impl Strategy for Ulysses {
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let cut = |kv_heads: usize| {
             // The key heads that each rank of tensor parallelism has.
-            let left = kv_heads.div_ceil(mesh.degree(&self.inside));
+            let left = kv_heads.div_ceil(self.divided(mesh));
             AxisSplit { axis: self.axis.clone(), major: shared(left, mesh.degree(&self.axis)) }
         };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
@@ -61,7 +71,7 @@ impl Strategy for Ulysses {
         shard_sequence(ctx, &self.axis)?;
         let (program, mesh) = (ctx.program(), ctx.mesh());
         for found in attentions(program) {
-            let inside = ctx.degree(&self.inside);
+            let inside = self.divided(mesh);
             let left = found.kv_heads.div_ceil(inside);
             enough_heads(ctx, &self.axis, degree, found.heads / inside, left)?;
             let [q, k, v] = found.qkv();

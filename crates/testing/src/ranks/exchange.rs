@@ -59,6 +59,11 @@ impl Exchange<'_> {
             CollectiveKind::Permute { dim } => {
                 self.blocks[self.holder(rank, dim, &c.axes)?].clone()
             }
+            CollectiveKind::Turn { .. } => {
+                let group = self.members(rank, c);
+                let place = self.mesh.shard(rank, &c.axes);
+                self.blocks[group[(place + 1) % group.len()]].clone()
+            }
             CollectiveKind::Done => own.clone(),
         })
     }

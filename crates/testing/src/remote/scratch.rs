@@ -24,7 +24,8 @@ impl OwnScratch {
     /// have none is refused.
     pub(super) fn find(&self, program: &Program, slots: &Slots) -> Result<Vec<Own>, EngineError> {
         let mut found = Vec::new();
-        for (index, instr) in program.instrs().iter().enumerate().filter(|(_, i)| self.own(i) > 0) {
+        for (index, instr) in program.instrs().iter().enumerate().filter(|(_, i)| self.more(i) > 0)
+        {
             let bytes = self.inner.scratch(program, instr)..self.scratch(program, instr);
             let block = slots.scratch[index].and_then(|offset| {
                 slots.live_ranges.iter().position(|life| {
@@ -46,7 +47,7 @@ impl OwnScratch {
 
     /// Products need a workspace on many devices; a norm's gradient shows that one scratch memory can
     /// be both sides'.
-    fn own(&self, instr: &Instr) -> usize {
+    fn more(&self, instr: &Instr) -> usize {
         match instr.op {
             Op::Matmul(_) if self.more => 192,
             Op::RmsNormGrad(_) | Op::LayerNormGrad(_) if self.more => 72,
@@ -56,8 +57,13 @@ impl OwnScratch {
 }
 
 impl Requirements for OwnScratch {
+    fn own(&self, program: &Program, instr: &Instr) -> usize {
+        self.inner.own(program, instr)
+    }
+
+    /// The device's own part comes last.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize {
-        self.inner.scratch(program, instr) + self.own(instr)
+        self.inner.scratch(program, instr) + self.more(instr)
     }
 }
 

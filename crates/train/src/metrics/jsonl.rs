@@ -4,14 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::times::LedgerLine;
 
-/// One training step. Its JSON has exactly these keys.
+/// One training step. Its JSON has exactly these keys; the last two if losses are scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Step {
     /// The step, counted from 1.
     pub step: usize,
     /// Mean loss per valid token of the step's batch, before the update.
+    #[serde(deserialize_with = "number")]
     pub loss: f64,
     /// Global norm of the gradient before clipping.
+    #[serde(deserialize_with = "number")]
     pub grad_norm: f64,
     /// The learning rate of the update.
     pub lr: f64,
@@ -19,6 +21,17 @@ pub struct Step {
     pub tokens_per_s: f64,
     /// Wall time of the step in milliseconds.
     pub step_ms: f64,
+    /// What the loss was multiplied by before the backward pass, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Steps so far that overflowed and so changed nothing, if losses are scaled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<u64>,
+}
+
+/// A number; JSON has none for infinity and NaN, which a step that overflowed may have.
+fn number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 impl Step {
@@ -207,6 +220,8 @@ mod tests {
             lr: 3e-4,
             tokens_per_s: 12_345.678_9,
             step_ms: 1e-7,
+            loss_scale: None,
+            skipped: None,
         };
         assert_eq!(
             step.to_json(),
@@ -238,7 +253,13 @@ mod tests {
             lr: 0.0,
             tokens_per_s: 1.0,
             step_ms: 1.0,
+            loss_scale: Some(0.5),
+            skipped: Some(2),
         };
-        assert!(step.to_json().contains(r#""loss":null,"grad_norm":null"#));
+        let text = step.to_json();
+        assert!(text.contains(r#""loss":null,"grad_norm":null"#));
+        assert!(text.ends_with(r#""loss_scale":0.5,"skipped":2}"#), "{text}");
+        let back: Step = serde_json::from_str(&text).unwrap();
+        assert!(back.loss.is_nan() && back.skipped == Some(2), "{back:?}");
     }
 }

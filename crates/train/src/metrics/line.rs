@@ -22,10 +22,23 @@ pub struct StepLine {
     /// Share of the step that the matrix products of its linear layers would take alone, at their
     /// measured rate.
     pub gemm_rate_fraction: Option<f64>,
-    /// Bytes that the process uses, and how many of them its plan takes.
+    /// Bytes that the process uses, or that are used of the GPU, and how many of them the plan takes.
     pub memory: Option<(u64, u64)>,
+    /// The GPU, if programs run on one.
+    pub gpu: Option<GpuPart>,
     /// Time until the last step.
     pub eta: Option<Duration>,
+}
+
+/// What a step line shows of a GPU.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct GpuPart {
+    /// FLOPs per second as a share of the peak rate, if that is known.
+    pub mfu: Option<f64>,
+    /// The clock in MHz.
+    pub clock_mhz: Option<u32>,
+    /// The power in watts.
+    pub watts: Option<f64>,
 }
 
 impl StepLine {
@@ -62,15 +75,32 @@ impl StepLine {
         let rate = if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") };
         parts.push(part(3, "", rate));
         parts.push(part(2, "36", format!("{} tok/s", short(tokens_per_s))));
+        if let Some(scale) = self.step.loss_scale {
+            parts.push(part(4, "", format!("scale {}", power(scale))));
+        }
+        if let Some(skipped) = self.step.skipped.filter(|skipped| *skipped > 0) {
+            parts.push(part(1, "1;31", format!("{skipped} skipped")));
+        }
         if let Some(rate) = self.flops_per_s {
-            parts.push(part(8, "", format!("{} GFLOP/s", three_digits(rate / 1e9))));
+            let rate = match self.gpu {
+                Some(_) => format!("{} TFLOP/s", three_digits(rate / 1e12)),
+                None => format!("{} GFLOP/s", three_digits(rate / 1e9)),
+            };
+            parts.push(part(8, "", rate));
+        }
+        if let Some(mfu) = self.gpu.and_then(|gpu| gpu.mfu) {
+            parts.push(part(7, "", format!("{:.0}% MFU", 100.0 * mfu)));
         }
         if let Some(share) = self.gemm_rate_fraction {
             parts.push(part(7, "", format!("{:.0}% of GEMM rate", 100.0 * share)));
         }
         if let Some((used, planned)) = self.memory {
-            parts.push(part(9, "", format!("mem {} (plan {})", bytes(used), bytes(planned))));
+            let whose = if self.gpu.is_some() { "GPU" } else { "mem" };
+            parts.push(part(9, "", format!("{whose} {} (plan {})", bytes(used), bytes(planned))));
         }
+        let gpu = self.gpu.unwrap_or_default();
+        parts.extend(gpu.clock_mhz.map(|clock| part(10, "", format!("{clock} MHz"))));
+        parts.extend(gpu.watts.map(|watts| part(10, "", format!("{watts:.0} W"))));
         if let Some(eta) = self.eta {
             parts.push(part(1, "2", format!("eta {}", duration(eta))));
         }
@@ -112,6 +142,12 @@ impl Paint {
     }
 }
 
+/// `2^16`, or a number that is no power of two as it is.
+fn power(scale: f64) -> String {
+    let power = scale.log2().round();
+    if power.exp2() == scale { format!("2^{power}") } else { short(scale) }
+}
+
 /// `42s`, `5m07s`, `1h12m`, `3d04h`: the two largest units.
 fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
@@ -137,6 +173,8 @@ mod tests {
                 lr: 3e-4,
                 tokens_per_s: 12_400.0,
                 step_ms: 165.0,
+                loss_scale: None,
+                skipped: None,
             },
             steps: 5000,
             loss_z: Some(-0.31),
@@ -144,8 +182,31 @@ mod tests {
             flops_per_s: Some(142.3e9),
             gemm_rate_fraction: Some(0.868),
             memory: Some((74_658_611, 66_060_288)),
+            gpu: None,
             eta: Some(Duration::from_secs(72 * 60 + 20)),
         }
+    }
+
+    #[test]
+    fn a_gpu_shows_its_share_memory_clock_and_power() {
+        let gpu = GpuPart { mfu: Some(0.412), clock_mhz: Some(1755), watts: Some(688.4) };
+        let line = StepLine {
+            loss_z: None,
+            grad_norm_z: None,
+            flops_per_s: Some(407.3e12),
+            gemm_rate_fraction: None,
+            memory: Some((14_817_637_171, 13_743_895_347)),
+            gpu: Some(gpu),
+            eta: None,
+            ..example()
+        };
+        assert_eq!(
+            line.text(false, None),
+            "step 120/5000   loss 3.2146  gnorm 0.91  lr 3.0e-4  12.4k tok/s  407 TFLOP/s  41% MFU  \
+             GPU 13.8 GiB (plan 12.8 GiB)  1755 MHz  688 W"
+        );
+        let unknown = StepLine { gpu: Some(GpuPart::default()), ..line };
+        assert!(unknown.text(false, None).ends_with("(plan 12.8 GiB)"));
     }
 
     #[test]
@@ -166,6 +227,19 @@ mod tests {
         let text = line.text(false, None);
         assert!(text.starts_with("step 7/5000     loss 3.2146 (+0.0z)"), "{text}");
         assert!(text.contains("  lr 0  "), "{text}");
+    }
+
+    #[test]
+    fn a_scaled_loss_tells_its_scale_and_what_was_skipped() {
+        let mut line = example();
+        line.step.loss_scale = Some(65536.0);
+        line.step.skipped = Some(0);
+        let text = line.text(false, None);
+        assert!(text.contains("tok/s  scale 2^16  142 GFLOP/s"), "{text}");
+        line.step.loss_scale = Some(96.0);
+        line.step.skipped = Some(3);
+        let text = line.text(false, None);
+        assert!(text.contains("tok/s  scale 96  3 skipped  142 GFLOP/s"), "{text}");
     }
 
     #[test]

@@ -6,6 +6,6 @@ mod plot;
 mod zscore;
 
 pub use jsonl::{EvaluationLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary};
-pub use line::StepLine;
+pub use line::{GpuPart, StepLine};
 pub use plot::LossPlot;
 pub use zscore::ZScore;

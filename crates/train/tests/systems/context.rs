@@ -1,11 +1,12 @@
 //! Context parallelism: what attention exchanges in each layer.
 
 use phalanx_config::Loaded;
+use phalanx_ir::Order;
 use phalanx_script::Part;
 use phalanx_session::SharedStrategy;
-use phalanx_spmd::strategies::{AllGatherKv, Ulysses};
+use phalanx_spmd::strategies::{AllGatherKv, Ring, Ulysses};
 
-use crate::support::{agrees, laid, llama, on, shared};
+use crate::support::{agrees, gpt, laid, llama, on, shared};
 
 const BATCH: u64 = 2;
 const SEQ: u64 = 8192;
@@ -100,6 +101,41 @@ fn sequences_that_ranks_do_not_divide() {
         for threads in ["run.threads=1", "run.threads=2"] {
             let sets = [&sets[..], &[threads]].concat();
             agrees(&format!("{sets:?}"), &llama(&sets), None);
+        }
+    }
+}
+
+/// Own blocks of keys and values go once around in each direction: 2(P−1) blocks forward, and in the
+/// backward as many again and 2(P−1) blocks of sums of their gradients, which come home in the end.
+/// A rank never holds all keys.
+#[test]
+fn ring_attention_passes_blocks_on() {
+    for degree in [2, 4] {
+        for kv_heads in [8, 2, 1] {
+            for order in [Order::Block, Order::Zigzag, Order::Striped] {
+                let block = BATCH * SEQ / degree * (WIDTH / HEADS * kv_heads);
+                let once = 2 * (degree - 1) * block;
+                let ring = Ring { order, ..Ring::default() };
+                let ([forward, backward], what) = sent(kv_heads, degree, shared(ring));
+                assert_eq!((forward, backward), (once, 2 * once), "{what}");
+                assert!(!what.contains("all_gather"), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_ring_does_what_one_rank_does() {
+    for order in ["block", "zigzag", "striped"] {
+        let order = format!("parallel.cp_order={order}");
+        for (kv_heads, degree, seq) in [(4, 2, 8), (2, 4, 8), (1, 4, 13), (2, 2, 7), (2, 3, 11)] {
+            let kv = format!("model.kv_heads={kv_heads}");
+            let (cp, seq) = (format!("parallel.cp={degree}"), format!("train.seq_len={seq}"));
+            let sets = ["parallel.cp_kind=ring", &order, &kv, &cp, &seq];
+            agrees(&format!("{sets:?}"), &llama(&sets), None);
+            // Learned positions are gathered, and dropout is that of the whole sequence.
+            let sets = ["parallel.cp_kind=ring", &order, "model.dropout=0.2", &cp, &seq];
+            agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
         }
     }
 }

@@ -210,13 +210,16 @@ impl Case<'_> {
     }
 }
 
+/// The schedules whose order does not depend on measured times.
+fn known() -> impl Iterator<Item = NamedSchedule> {
+    NamedSchedule::ALL.into_iter().filter(|named| *named != NamedSchedule::ZbAuto)
+}
+
 #[test]
 fn residuals_are_those_of_the_chunks_in_flight() {
     // Chimera needs an even number of stage groups.
     let more = |named| if named == NamedSchedule::Chimera { 4 } else { 3 };
-    for (named, stage_groups, microbatches) in
-        NamedSchedule::ALL.into_iter().flat_map(|n| [(n, 2, 4), (n, more(n), 6)])
-    {
+    for (named, stage_groups, microbatches) in known().flat_map(|n| [(n, 2, 4), (n, more(n), 6)]) {
         for recompute in ["none", "selective", "full", "stage"] {
             // Where every backward follows its forward there is nothing to run again.
             if (named, recompute) != (NamedSchedule::Naive, "stage") {
@@ -235,7 +238,7 @@ fn ranks_of_a_device_keep_their_parts_of_it() {
     let gradients = ["parallel.dp=2", "parallel.zero=2"];
     let weights = ["parallel.dp=2", "parallel.zero=3"];
     let all = ["parallel.dp=2", "parallel.tp=2", "parallel.zero=1"];
-    for named in NamedSchedule::ALL {
+    for named in known() {
         for inside in [&tensor[..], &sequence, &context, &gradients, &weights, &all] {
             for recompute in ["none", "selective"] {
                 Case { named, stage_groups: 2, microbatches: 4, recompute, inside }.check();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use phalanx_call::traffic::of_program;
 use phalanx_config::{Config, Loaded, Sources};
+use phalanx_error::Result;
 use phalanx_inspect::verify::{Verified, verify_as};
 use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, plan};
 use phalanx_session::host;
@@ -51,10 +52,23 @@ pub(crate) fn gpt(sets: &[&str]) -> Loaded {
     load(&GPT, sets)
 }
 
+/// The same; a refusal is an answer.
+pub(crate) fn try_llama(sets: &[&str]) -> Result<Loaded> {
+    try_load(&LLAMA, sets)
+}
+
+pub(crate) fn try_gpt(sets: &[&str]) -> Result<Loaded> {
+    try_load(&GPT, sets)
+}
+
 fn load(model: &[&str], sets: &[&str]) -> Loaded {
+    try_load(model, sets).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn try_load(model: &[&str], sets: &[&str]) -> Result<Loaded> {
     let all = model.iter().chain(&BOTH).chain(sets);
     let sources = all.fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
-    Config::load(&sources).unwrap_or_else(|error| panic!("{error}"))
+    Config::load(&sources)
 }
 
 pub(crate) fn shared(strategy: impl Strategy + Send + Sync + 'static) -> SharedStrategy {

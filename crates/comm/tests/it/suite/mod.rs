@@ -9,9 +9,12 @@ mod data;
 mod failures;
 mod layouts;
 mod order;
+mod over_device;
 mod volumes;
 
 use std::time::Duration;
+
+pub(crate) use over_device::{OverDevice, TestDevice};
 
 use phalanx_comm::Communicator;
 use phalanx_comm::Failure;

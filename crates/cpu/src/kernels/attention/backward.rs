@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS};
-use super::{AttentionKernel, AttentionShape, ranges};
+use super::{AttentionKernel, AttentionShape};
 use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -17,7 +17,7 @@ use crate::kernels::row;
 /// Where the operands and results of the backward pass lie; all contiguous and row-major, with the
 /// shapes of [`super::ForwardTensors`].
 #[derive(Clone, Copy, Debug)]
-pub struct BackwardTensors<T: CpuElement> {
+pub struct BackwardTensors<T: CpuElement, R: CpuElement<Acc = T::Acc> = T> {
     /// Queries.
     pub q: *const T,
     /// Keys.
@@ -31,11 +31,13 @@ pub struct BackwardTensors<T: CpuElement> {
     /// Gradient of the output.
     pub d_o: *const T,
     /// Gradient of the queries; overwritten.
-    pub dq: *mut T,
+    pub dq: *mut R,
     /// Gradient of the keys; overwritten.
-    pub dk: *mut T,
+    pub dk: *mut R,
     /// Gradient of the values; overwritten.
-    pub dv: *mut T,
+    pub dv: *mut R,
+    /// What is added to the three gradients. It may lie where they do.
+    pub before: Option<[*const R; 3]>,
 }
 
 /// What the forward pass kept of a pair's probabilities.
@@ -86,9 +88,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`AttentionShape::backward_scratch`].
-    pub unsafe fn backward<T: CpuElement>(
+    pub unsafe fn backward<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        tensors: &BackwardTensors<T>,
+        tensors: &BackwardTensors<T, R>,
         pairs: Range<usize>,
         scratch: &mut [T::Acc],
     ) {
@@ -129,9 +131,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
 
     /// # Safety
     /// As for [`Self::backward`].
-    unsafe fn backward_pair<T: CpuElement>(
+    unsafe fn backward_pair<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        tensors: &BackwardTensors<T>,
+        tensors: &BackwardTensors<T, R>,
         pair: usize,
         kept: Kept<T>,
         mut scratch: &mut [T::Acc],
@@ -163,6 +165,16 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         let sums = tile::take(&mut scratch, 2 * len);
         sums.fill(T::Acc::ZERO);
         let (for_keys, for_values) = sums.split_at_mut(len);
+        let mut before_dq = None;
+        if let Some([dq, dk, dv]) = tensors.before {
+            // SAFETY: what is added has the sizes of the gradients. Where it is the same memory, that
+            // of keys and values is read here, before it is written, and that of queries tile by tile.
+            unsafe {
+                tile::load(shape.key_rows(dk, pair), for_keys);
+                tile::load(shape.key_rows(dv, pair), for_values);
+                before_dq = Some(shape.query_rows(dq, pair));
+            }
+        }
         let mut sums = Sums {
             dk: MatMut::rows_of(for_keys, shape.valid_keys(), shape.dim),
             dv: MatMut::rows_of(for_values, shape.valid_keys(), shape.dim),
@@ -171,8 +183,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         let queries = shape.valid_queries();
         let columns = |head: usize| head * shape.dim..(head + 1) * shape.dim;
         for head in 0..shape.valid_group() {
-            for rows in ranges(queries, ROWS) {
-                let dq = dq.reborrow().block(rows.clone(), columns(head));
+            for rows in shape.tiles(queries) {
+                let before = before_dq.map(|dq| dq.block(rows.clone(), columns(head)));
+                let dq = (dq.reborrow().block(rows.clone(), columns(head)), before);
                 self.backward_tile(&operands, &laid_out, (head, rows), dq, &mut sums, scratch);
             }
         }
@@ -186,12 +199,12 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         }
     }
 
-    fn backward_tile<T: CpuElement>(
+    fn backward_tile<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
         operands: &Operands<T>,
         laid_out: &LaidOut<T::Acc>,
         (head, rows): (usize, Range<usize>),
-        dq: MatMut<T>,
+        (dq, before): (MatMut<R>, Option<Mat<R>>),
         sums: &mut Sums<T::Acc>,
         mut scratch: &mut [T::Acc],
     ) {
@@ -211,6 +224,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
             },
         );
         let dq_sums = &mut tile::take(&mut scratch, ROWS * dim)[..rows.len() * dim];
+        if let Some(before) = before {
+            tile::load(before, dq_sums);
+        }
         let mut dq_sums = MatMut::rows_of(dq_sums, rows.len(), dim);
         for keys in shape.key_blocks(&rows, KEYS) {
             let mut scratch = &mut *scratch;
@@ -222,7 +238,12 @@ impl<G: Gemm> AttentionKernel<'_, G> {
             self.score_gradients(&p, &mut ds, &offsets);
             self.drop((operands.pair, head), &rows, &keys, &mut p);
             let block = laid_out.keys.block(keys.clone(), 0..dim);
-            gemm.multiply(dq_sums.reborrow(), ds.as_ref(), block, keys.start > 0);
+            gemm.multiply(
+                dq_sums.reborrow(),
+                ds.as_ref(),
+                block,
+                before.is_some() || keys.start > 0,
+            );
             let dv = sums.dv.reborrow().block(keys.clone(), 0..dim);
             gemm.multiply(dv, p.as_ref().t(), d_o, true);
             let dk = sums.dk.reborrow().block(keys, 0..dim);

@@ -32,13 +32,20 @@ impl<G> AttentionKernel<'_, G> {
                 for (r, i) in rows.clone().enumerate() {
                     let (seen, _) = shape.split(i, keys, tile.row(r));
                     let (sequence, first) = shape.drawn((pair, head), i);
-                    mask.draw(
-                        sequence,
-                        first + keys.start,
-                        seen.len(),
-                        #[inline(always)]
-                        |range, words| keep_some(&mut seen[range], words, dropped, factor),
-                    );
+                    let mut done = 0;
+                    while done < seen.len() {
+                        let (run, place) = shape.key_run(keys.start + done);
+                        let run = run.min(seen.len() - done);
+                        let part = &mut seen[done..done + run];
+                        mask.draw(
+                            sequence,
+                            first + place,
+                            run,
+                            #[inline(always)]
+                            |range, words| keep_some(&mut part[range], words, dropped, factor),
+                        );
+                        done += run;
+                    }
                 }
             },
         );

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS, Running};
-use super::{AttentionKernel, AttentionShape, ranges};
+use super::{AttentionKernel, AttentionShape};
 use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
 
 /// Where the operands and results of the forward pass lie; all contiguous and row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct ForwardTensors<T: CpuElement> {
+pub struct ForwardTensors<T: CpuElement, R: CpuElement<Acc = T::Acc> = T> {
     /// Queries `[batch, queries, heads, dim]`.
     pub q: *const T,
     /// Keys `[batch, keys, kv_heads, dim]`.
@@ -18,18 +18,23 @@ pub struct ForwardTensors<T: CpuElement> {
     /// Values `[batch, keys, kv_heads, dim]`.
     pub v: *const T,
     /// Output `[batch, queries, heads, dim]`.
-    pub o: *mut T,
+    pub o: *mut R,
     /// Log-sum-exp of the scaled scores `[batch, heads, queries]`.
     pub lse: *mut T::Acc,
+    /// Output and log-sum-exp of an attention over other keys, which this one adds to. They may lie
+    /// where the results do.
+    pub before: Option<(*const R, *const T::Acc)>,
 }
 
 /// The forward operands of one pair, as matrices.
-struct Operands<'a, T: CpuElement> {
+struct Operands<'a, T: CpuElement, R> {
     pair: usize,
     q: Mat<'a, T>,
-    o: MatMut<'a, T>,
+    o: MatMut<'a, R>,
     lse: &'a mut [T::Acc],
     probabilities: Option<&'a mut [T]>,
+    /// Whether results hold an attention over other keys, which this one adds to.
+    resumed: bool,
 }
 
 impl AttentionShape {
@@ -57,9 +62,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`AttentionShape::forward_scratch`].
-    pub unsafe fn forward<T: CpuElement>(
+    pub unsafe fn forward<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        tensors: &ForwardTensors<T>,
+        tensors: &ForwardTensors<T, R>,
         pairs: Range<usize>,
         scratch: &mut [T::Acc],
     ) {
@@ -88,9 +93,9 @@ impl<G: Gemm> AttentionKernel<'_, G> {
 
     /// # Safety
     /// As [`Self::forward`]; `probabilities` may be null.
-    unsafe fn forward_pairs<T: CpuElement>(
+    unsafe fn forward_pairs<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        tensors: &ForwardTensors<T>,
+        tensors: &ForwardTensors<T, R>,
         probabilities: *mut T,
         pairs: Range<usize>,
         scratch: &mut [T::Acc],
@@ -103,7 +108,11 @@ impl<G: Gemm> AttentionKernel<'_, G> {
             // adjacent because heads are their second dimension.
             unsafe {
                 let (k, v) = (shape.key_rows(tensors.k, pair), shape.key_rows(tensors.v, pair));
+                if let Some((o, lse)) = tensors.before {
+                    self.resume(tensors, (o, lse), pair);
+                }
                 let operands = Operands {
+                    resumed: tensors.before.is_some(),
                     pair,
                     q: shape.query_rows(tensors.q, pair),
                     o: shape.query_rows_mut(tensors.o, pair),
@@ -121,9 +130,36 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         }
     }
 
-    fn forward_pair<T: CpuElement>(
+    /// Brings what an attention over other keys gave to where the results of a pair lie.
+    ///
+    /// # Safety
+    /// As [`Self::forward`].
+    unsafe fn resume<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        mut operands: Operands<T>,
+        tensors: &ForwardTensors<T, R>,
+        (o, lse): (*const R, *const T::Acc),
+        pair: usize,
+    ) {
+        let (shape, statistics) = (&self.shape, self.shape.group * self.shape.queries);
+        if std::ptr::eq(o, tensors.o) && std::ptr::eq(lse, tensors.lse) {
+            return;
+        }
+        // SAFETY: both lie within their tensors, and `copy` allows that they overlap.
+        unsafe {
+            let width = shape.group * shape.dim;
+            let (offset, [stride, _]) = shape.place(pair, shape.queries, width);
+            for row in 0..shape.queries {
+                let at = offset + row * stride as usize;
+                std::ptr::copy(o.add(at), tensors.o.add(at), width);
+            }
+            let first = pair * statistics;
+            std::ptr::copy(lse.add(first), tensors.lse.add(first), statistics);
+        }
+    }
+
+    fn forward_pair<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
+        &self,
+        mut operands: Operands<T, R>,
         k: Mat<T>,
         v: Mat<T>,
         mut scratch: &mut [T::Acc],
@@ -132,15 +168,15 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         let k = tile::load_transposed(k, tile::take(&mut scratch, len));
         let v = tile::load(v, tile::take(&mut scratch, len));
         for head in 0..self.shape.group {
-            for rows in ranges(self.shape.queries, ROWS) {
+            for rows in self.shape.tiles(self.shape.queries) {
                 self.forward_tile(&mut operands, head, rows, k, v, scratch);
             }
         }
     }
 
-    fn forward_tile<T: CpuElement>(
+    fn forward_tile<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
-        operands: &mut Operands<T>,
+        operands: &mut Operands<T, R>,
         head: usize,
         rows: Range<usize>,
         k: Mat<T::Acc>,
@@ -153,22 +189,31 @@ impl<G: Gemm> AttentionKernel<'_, G> {
         let q = tile::load(q, tile::take(&mut scratch, ROWS * dim));
         let sums = &mut tile::take(&mut scratch, ROWS * dim)[..rows.len() * dim];
         sums.fill(T::Acc::ZERO);
-        let mut sums = MatMut::rows_of(sums, rows.len(), dim);
         let mut running = [Running::EMPTY; ROWS];
+        if operands.resumed {
+            let o = operands.o.reborrow().block(rows.clone(), columns.clone());
+            tile::load(o.as_ref(), sums);
+            let lse = &operands.lse[head * shape.queries..][rows.clone()];
+            for (running, lse) in running.iter_mut().zip(lse) {
+                *running = Running::resumed(*lse);
+            }
+        }
+        let mut sums = MatMut::rows_of(sums, rows.len(), dim);
         let materialised = operands.probabilities.is_some();
         // Probabilities are known only when a row is complete.
         let block = if materialised { shape.valid_keys() } else { KEYS };
         for keys in shape.key_blocks(&rows, block) {
             let k = k.block(0..dim, keys.clone());
             let mut p = tile::scores(self.gemm, q, k, scratch);
-            self.softmax(&rows, &keys, &mut p, &mut sums, &mut running);
+            let later = operands.resumed || keys.start > 0;
+            self.softmax(&rows, (&keys, later), &mut p, &mut sums, &mut running);
             if let Some(stored) = &mut operands.probabilities {
                 let stored = &mut stored[head * shape.queries * shape.keys..];
                 self.materialise(&rows, &mut p, &running, stored);
             }
             self.drop((operands.pair, head), &rows, &keys, &mut p);
             let v = v.block(keys.clone(), 0..dim);
-            self.gemm.multiply(sums.reborrow(), p.as_ref(), v, keys.start > 0);
+            self.gemm.multiply(sums.reborrow(), p.as_ref(), v, later);
         }
         let lse = &mut operands.lse[head * shape.queries..][rows.clone()];
         for (lse, running) in lse.iter_mut().zip(&running) {
@@ -185,7 +230,7 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     fn softmax<F: CpuFloat>(
         &self,
         rows: &Range<usize>,
-        keys: &Range<usize>,
+        (keys, later): (&Range<usize>, bool),
         scores: &mut MatMut<F>,
         sums: &mut MatMut<F>,
         running: &mut [Running<F>; ROWS],
@@ -198,7 +243,7 @@ impl<G: Gemm> AttentionKernel<'_, G> {
                     let (seen, unseen) = self.shape.split(i, keys, scores.row(r));
                     let correction = running[r].update(seen, scale);
                     unseen.fill(F::ZERO);
-                    if keys.start > 0 && correction != F::ONE {
+                    if later && correction != F::ONE {
                         sums.row(r).iter_mut().for_each(|sum| *sum *= correction);
                     }
                 }

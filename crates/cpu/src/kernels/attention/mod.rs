@@ -19,10 +19,11 @@ use std::ops::Range;
 pub use backward::BackwardTensors;
 pub use forward::ForwardTensors;
 
-use phalanx_ir::LocalPart;
+use phalanx_ir::{LocalPart, Order};
 
 use super::dropout::Mask;
 use super::matrix::{Mat, MatMut};
+use tile::ROWS;
 
 /// The sizes of an attention.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,7 @@ pub struct AttentionShape {
     pub held: Option<AttentionPart>,
 }
 
-/// Which part of an attention a rank holds. It holds all keys, perhaps with padding after them.
+/// Which part of an attention a rank holds: of the queries, and of the keys that it attends to now.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPart {
     /// The part of the sequences.
@@ -58,7 +59,11 @@ pub struct AttentionPart {
     pub heads: LocalPart,
     /// Query positions per sequence over all ranks, padding not counted.
     pub queries: usize,
-    /// Key positions per sequence, padding not counted.
+    /// The part of the key positions that is here.
+    pub key_positions: LocalPart,
+    /// Key positions that are here, padding not counted; they are the first.
+    pub keys_here: usize,
+    /// Key positions per sequence over all parts, padding not counted.
     pub keys: usize,
     /// Query heads per key-value head here, padding not counted: heads of one group may be padded.
     pub group: usize,
@@ -86,9 +91,15 @@ impl AttentionShape {
         self.batch * self.kv_heads
     }
 
-    /// Key positions without padding.
+    /// Key positions here without padding.
     #[inline(always)]
     fn valid_keys(&self) -> usize {
+        self.held.map_or(self.keys, |held| held.keys_here)
+    }
+
+    /// Key positions of whole sequences.
+    #[inline(always)]
+    fn all_keys(&self) -> usize {
         self.held.map_or(self.keys, |held| held.keys)
     }
 
@@ -111,15 +122,42 @@ impl AttentionShape {
         }
     }
 
-    /// How many keys, from the first, query `i` sees.
+    /// How many keys, from the first that is here, query `i` sees. The places of keys increase in
+    /// every order, so those that it sees are always the first ones.
     #[inline(always)]
     fn visible(&self, i: usize) -> usize {
-        let keys = self.valid_keys();
-        let (i, queries) = self.position(i);
-        match self.causal {
-            true => (i + 1 + keys).saturating_sub(queries).min(keys),
-            false => keys,
+        if !self.causal {
+            return self.valid_keys();
         }
+        let keys = self.all_keys();
+        let (i, queries) = self.position(i);
+        let seen = (i + 1 + keys).saturating_sub(queries).min(keys);
+        match self.held {
+            Some(held) if held.key_positions.shards > 1 => held.key_positions.valid(seen),
+            _ => seen,
+        }
+    }
+
+    /// How many keys from one on are neighbours in the whole sequence, and the place of the first.
+    #[inline(always)]
+    fn key_run(&self, key: usize) -> (usize, usize) {
+        match self.held {
+            Some(held) => (held.key_positions.run(key), held.key_positions.global(key)),
+            None => (self.keys - key, key),
+        }
+    }
+
+    /// Tiles of query rows: none of them crosses a seam in the order of the positions, or its last
+    /// row would see far more keys than its first.
+    fn tiles(&self, queries: usize) -> impl Iterator<Item = Range<usize>> {
+        let seam = match self.held {
+            Some(held) if held.positions.order == Order::Zigzag && held.positions.shards > 1 => {
+                held.positions.run(0).min(queries)
+            }
+            _ => queries,
+        };
+        let after = ranges(queries - seam, ROWS).map(move |r| r.start + seam..r.end + seam);
+        ranges(seam, ROWS).chain(after)
     }
 
     /// The sample and the number within it of the probability that query `i` of a pair's query head
@@ -132,7 +170,7 @@ impl AttentionShape {
             Some(held) => (held.batch.global(pair / self.kv_heads), held.heads.global(head)),
         };
         let (i, queries) = self.position(i);
-        (sequence, (head * queries + i) * self.valid_keys())
+        (sequence, (head * queries + i) * self.all_keys())
     }
 
     /// Place of a pair in a row-major `[batch, positions, heads, dim]` tensor of which it owns

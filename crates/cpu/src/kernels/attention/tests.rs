@@ -83,6 +83,7 @@ fn compute<T: CpuElement>(
         v: v.as_ptr(),
         o: computed.o.as_mut_ptr(),
         lse: computed.lse.as_mut_ptr(),
+        before: None,
     };
     let backward = BackwardTensors {
         q: forward.q,
@@ -94,6 +95,7 @@ fn compute<T: CpuElement>(
         dq: computed.dq.as_mut_ptr(),
         dk: computed.dk.as_mut_ptr(),
         dv: computed.dv.as_mut_ptr(),
+        before: None,
     };
     let probabilities = computed.probabilities.as_mut_ptr();
     let scratch = |len: usize| vec![T::Acc::from_f64(f64::NAN); len];

@@ -103,6 +103,14 @@ pub(super) struct Running<F> {
 impl<F: CpuFloat> Running<F> {
     pub(super) const EMPTY: Self = Self { max: F::NEG_INFINITY, sum: F::ZERO };
 
+    /// Goes on from an attention over other keys, whose result counts once.
+    pub(super) fn resumed(log_sum_exp: F) -> Self {
+        match log_sum_exp == F::NEG_INFINITY {
+            true => Self::EMPTY,
+            false => Self { max: log_sum_exp, sum: F::ONE },
+        }
+    }
+
     /// Takes in a row of scores, replacing them by exponentials relative to the new maximum.
     /// Returns what everything relative to the old maximum must be multiplied with.
     #[inline(always)]

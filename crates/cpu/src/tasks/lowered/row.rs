@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 
+use phalanx_call::Requirements;
 use phalanx_engine::EngineError;
 use phalanx_ir::{Exchange, LocalPart};
 
 use super::super::{Access, Context, Operation, Var};
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::lowered::{self as kernel, Merge, Numbers};
-use crate::requirements::exchange_offset;
+use crate::requirements::CpuRequirements;
 
 /// The ops.
 #[derive(Clone, Copy)]
@@ -80,7 +81,8 @@ impl Gathered {
         let last = |rank: usize| ty.local_valid(mesh, rank).last().copied().unwrap_or(1);
         let group = mesh.group(op.rank, &exchange.axes);
         Ok(Self {
-            offset: op.scratch.ok_or_else(missing)? + exchange_offset(op.program, op.instr),
+            offset: op.scratch.ok_or_else(missing)?
+                + CpuRequirements.exchange_offset(op.program, op.instr),
             numbers: exchange.numbers,
             own: mesh.shard(op.rank, &exchange.axes),
             counts: group.into_iter().map(last).collect(),

@@ -9,13 +9,15 @@ const HEAD: &str = "# Which systems work together
 
 There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
 This page shows the results of running every system, every pair and every triple of them on a mesh of up
-to eight ranks (in each of two stages, if one of them is a pipeline), compared with one rank by `verify`. A cell is ✓ only if it ran, every loss, gradient and
+to eight ranks, or 32 with a square or cube of them (in each of two stages, if one of them is a pipeline), compared with one rank by `verify`. A cell is ✓ only if it ran, every loss, gradient and
 parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
 command that runs them all and writes this page:
 
 ```sh
 PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems composition -- --nocapture
 ```
+
+With `new` instead of `all` it runs those that the page does not have yet.
 
 `cargo test` runs a sample of them and fails if this page says otherwise.
 
@@ -26,12 +28,16 @@ PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems com
 | fsdp | fully sharded, root unit kept |
 | hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
 | wus | weight-update sharding |
+| local-sgd | replicas that train by themselves, dp 2; the second of two steps ends with their mean |
 | tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
 | tp-plan | tensor parallelism of the MLP alone, by parameter names, tp 2 |
+| 2d, 2.5d, 3d | tensor parallelism on a square of 2 × 2 ranks, on two of them, on a cube of 2 × 2 × 2 |
 | ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
+| ring | Ring Attention in zigzag order, cp 2 |
 | selective, full | recomputation (selective: with materialised attention) |
 | mb | two micro-batches |
-| bf16 | 16-bit weights and computation, f32 masters (compared within 5%) |
+| bf16, f16 | 16-bit weights and computation, f32 masters (compared within 5%); f16 with a dynamic loss scale |
+| lamb | LAMB instead of AdamW |
 | gpt2 | GPT-2 with biases, a tied head and dropout; otherwise LLaMA with grouped heads |
 | naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half, v-min | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
 | 1f1b-pb | 1f1b with the longer warm-up, DAPPLE's PB |
@@ -97,26 +103,43 @@ fn joined(first: &[System], more: System) -> Combination {
     all
 }
 
-/// What the page says of each combination.
+/// What the page says of each combination, in a word.
 pub(super) fn read(text: &str) -> BTreeMap<Combination, &'static str> {
+    let word = |cell: Cell| match cell {
+        Cell::Green => "green",
+        Cell::Same => "same",
+        Cell::Red(_) => "red",
+        Cell::Refused(_) => "refused",
+    };
+    cells(text).into_iter().map(|(systems, cell)| (systems, word(cell))).collect()
+}
+
+/// The cells of a page, of systems that there are; it may have fewer columns than there are systems.
+pub(super) fn cells(text: &str) -> BTreeMap<Combination, Cell> {
     let system = |name: &str| ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
-    let mut found = BTreeMap::new();
+    let reasons: BTreeMap<&str, &str> =
+        text.lines().filter_map(|line| line.split_once(". ")).collect();
+    let (mut found, mut columns) = (BTreeMap::new(), Vec::new());
     for line in text.lines().filter(|line| line.starts_with('|')) {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
         let Some(first) = cells.next() else { continue };
-        let first: Option<Combination> = first.split(" × ").map(system).collect();
-        let (Some(first), cells) = (first, cells.collect::<Vec<_>>()) else { continue };
-        if cells.len() != ALL.len() {
+        if first.is_empty() {
+            columns = cells.map(system).collect();
             continue;
         }
-        for ((more, _), mark) in ALL.iter().zip(cells) {
-            let said = match mark {
-                "✓" => "green",
-                "=" => "same",
-                "✗" => "red",
-                _ => "refused",
+        let first: Option<Combination> = first.split(" × ").map(system).collect();
+        let (Some(first), cells) = (first, cells.collect::<Vec<_>>()) else { continue };
+        if cells.len() != columns.len() {
+            continue;
+        }
+        for (more, mark) in columns.iter().zip(cells) {
+            let cell = match mark {
+                "✓" => Cell::Green,
+                "=" => Cell::Same,
+                "✗" => Cell::Red(String::new()),
+                number => Cell::Refused(reasons.get(number).copied().unwrap_or("").to_owned()),
             };
-            found.insert(joined(&first, *more), said);
+            found.extend(more.map(|more| (joined(&first, more), cell)));
         }
     }
     found

@@ -1,0 +1,136 @@
+//! The shapes of tensor parallelism: a line of ranks, a square, several squares, a cube.
+
+use phalanx_spmd::strategies::{floor_root, whole_root};
+
+use super::model::assignments;
+use super::parallel::{ParallelConfig, TpKind};
+use super::values::Values;
+use super::{Config, Count};
+use phalanx_error::{Problem, counted};
+
+/// What the ranks of tensor parallelism divide, besides weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TensorShape {
+    /// Ranks that divide heads.
+    pub heads: usize,
+    /// Ranks that divide samples.
+    pub samples: usize,
+}
+
+impl ParallelConfig {
+    /// The shape of tensor parallelism, if its ranks form one.
+    pub fn tensor_shape(&self) -> Option<TensorShape> {
+        shape(self, self.tp.get())
+    }
+
+    /// Rejects degrees that form no square or cube, and keys that other shapes do not use.
+    pub(crate) fn check_tensor_shape(&self, values: &mut Values) {
+        let (tp, kind) = (self.tp.get(), self.tp_kind);
+        let depth = self.tp_depth.get();
+        let flat = kind != TpKind::TwoAndAHalfD;
+        values.rule(&["parallel.tp_depth", "parallel.tp_kind"], !flat || depth == 1, || {
+            Problem::new(format!(
+                "parallel.tp_depth = {depth} is set, but parallel.tp_kind = \"{}\"",
+                kind.name()
+            ))
+            .because("only 2.5d tensor parallelism has a depth")
+            .fix("parallel.tp_kind = \"2.5d\", or leave parallel.tp_depth out")
+        });
+        let keys = ["parallel.tp", "parallel.tp_kind", "parallel.tp_depth"];
+        let formed = self.tensor_shape().is_some() || flat && depth > 1;
+        values.rule(&keys, formed, || {
+            let what = match kind {
+                TpKind::TwoAndAHalfD => format!("q²·{depth} ranks (parallel.tp_depth = {depth})"),
+                TpKind::ThreeD => "a cube of ranks".to_owned(),
+                TpKind::OneD | TpKind::TwoD => "a square of ranks".to_owned(),
+            };
+            let nearest = self.nearest_shapes();
+            Problem::new(format!("parallel.tp = {tp} is not {what}"))
+                .because(format!(
+                    "parallel.tp_kind = \"{}\" divides weights in {} directions",
+                    kind.name(),
+                    if kind == TpKind::ThreeD { "three" } else { "two" }
+                ))
+                .nearest(assignments("parallel.tp", &nearest))
+        });
+        self.check_alone(values);
+    }
+
+    /// Rejects keys that only a line of ranks has a use for.
+    fn check_alone(&self, values: &mut Values) {
+        let kind = self.tp_kind;
+        for (key, set, why) in [
+            ("parallel.sp", self.sp, "nothing is left whole between its products"),
+            ("parallel.tp_plan", !self.tp_plan.0.is_empty(), "it divides every weight"),
+        ] {
+            let alone = kind == TpKind::OneD || !set;
+            values.rule(&["parallel.tp_kind", key], alone, || {
+                let kind = kind.name();
+                Problem::new(format!("parallel.tp_kind = \"{kind}\" does not work with {key}"))
+                    .because(why)
+                    .fix(format!("leave {key} out, or parallel.tp_kind = \"1d\""))
+            });
+        }
+    }
+
+    /// The numbers of ranks below and above that form a shape.
+    fn nearest_shapes(&self) -> Vec<usize> {
+        let (power, depth) = match self.tp_kind {
+            TpKind::ThreeD => (3, 1),
+            TpKind::TwoAndAHalfD => (2, self.tp_depth.get()),
+            TpKind::OneD | TpKind::TwoD => (2, 1),
+        };
+        let root = floor_root(self.tp.get() / depth, power);
+        let ranks = |q: usize| q.checked_pow(power)?.checked_mul(depth);
+        [root, root + 1].into_iter().filter(|&q| q > 0).filter_map(ranks).collect()
+    }
+}
+
+impl Config {
+    /// A square or cube of ranks divides the samples of a micro-batch.
+    pub(super) fn check_samples(&self, values: &mut Values) {
+        let Some(TensorShape { samples, .. }) = self.parallel.tensor_shape() else { return };
+        let (batch, micro) = (self.train.batch_size.get(), self.train.microbatches.get());
+        let (dp, kind) = (self.parallel.dp.get(), self.parallel.tp_kind.name());
+        // What does not divide without them is told by another rule.
+        let (each, parts) = (batch / (dp * micro), dp * micro * samples);
+        let even = !batch.is_multiple_of(dp * micro) || each.is_multiple_of(samples);
+        let keys = [
+            "train.batch_size",
+            "train.microbatches",
+            "parallel.dp",
+            "parallel.tp",
+            "parallel.tp_kind",
+        ];
+        values.rule(&keys, even, || {
+            let mut near = vec![batch / parts * parts, batch.next_multiple_of(parts)];
+            near.retain(|n| *n > 0);
+            Problem::new(format!(
+                "{} of a micro-batch cannot be divided among {samples} ranks of \
+                 parallel.tp_kind = \"{kind}\"",
+                counted(each, "sequence")
+            ))
+            .because(format!(
+                "train.batch_size = {batch}, parallel.dp = {dp}, train.microbatches = {micro}; \
+                 it divides samples as well as weights"
+            ))
+            .nearest(assignments("train.batch_size", &near))
+        });
+    }
+}
+
+/// The shape of this many ranks.
+pub(super) fn shape(parallel: &ParallelConfig, tp: usize) -> Option<TensorShape> {
+    let depth = match parallel.tp_kind {
+        TpKind::OneD => return Some(TensorShape { heads: tp, samples: 1 }),
+        TpKind::ThreeD => {
+            let q = whole_root(tp, 3)?;
+            return Some(TensorShape { heads: q, samples: q * q });
+        }
+        TpKind::TwoD => Count::MIN,
+        TpKind::TwoAndAHalfD => parallel.tp_depth,
+    }
+    .get();
+    let q = tp.is_multiple_of(depth).then(|| whole_root(tp / depth, 2)).flatten()?;
+    Some(TensorShape { heads: q, samples: q * depth })
+}

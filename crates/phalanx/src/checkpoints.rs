@@ -1,0 +1,82 @@
+//! Checkpoints of a trainer: where they go, and where a training goes on.
+
+use std::path::{Path, PathBuf};
+
+use phalanx_checkpoint::{Checkpoint, newest};
+use phalanx_error::Result;
+use phalanx_session::{FULL, Settings, again, job};
+use phalanx_train::{CHECKPOINTS, Checkpoints, Resume, RunFacts, Saving};
+
+use crate::mistake::Mistake;
+
+/// How many checkpoints are kept.
+const KEEP: usize = 3;
+
+/// How many times a launcher starts the program again after a rank was lost.
+const RESTARTS: u64 = 10;
+
+/// What a trainer was told about checkpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CheckpointPlan {
+    /// Steps between checkpoints, and their folder.
+    pub(crate) every: Option<(usize, PathBuf)>,
+    /// Where to go on.
+    pub(crate) resume: Option<PathBuf>,
+}
+
+impl CheckpointPlan {
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.every {
+            Some((0, _)) => Err(Mistake::CheckpointEveryZero.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The checkpoint to go on from; nothing if the training begins.
+    pub(crate) fn found(&self) -> Result<Option<Checkpoint>> {
+        let Some(asked) = &self.resume else { return Ok(None) };
+        let latest = asked.as_os_str() == "latest" && !asked.exists();
+        match (latest, &self.every) {
+            (false, _) => Ok(Some(Resume::in_folder(asked)?.checkpoint)),
+            (true, None) => Err(Mistake::NoCheckpointFolder.into()),
+            // The first start of a program that goes on whenever it is started again.
+            (true, Some((_, folder))) => match newest(&folder.join(CHECKPOINTS)) {
+                None => Ok(None),
+                Some(path) => Ok(Some(Checkpoint::open(&path)?)),
+            },
+        }
+    }
+
+    /// Whether the same program, started once more, goes on by itself.
+    fn goes_on(&self) -> Option<&Path> {
+        let (_, folder) = self.every.as_ref()?;
+        self.resume.as_ref().filter(|asked| asked.as_os_str() == "latest").map(|_| folder.as_path())
+    }
+
+    /// Lets `phalanx launch`, or whatever has started the ranks, start the program again if one is lost.
+    pub(crate) fn allow_restarts(&self) {
+        if let Some(folder) = self.goes_on() {
+            again::allow_program(folder, RESTARTS);
+        }
+    }
+
+    /// The checkpoints of a training of so many parameters, whose manifests say `facts`.
+    pub(crate) fn open(
+        &self,
+        settings: &Settings,
+        parameters: u64,
+        facts: RunFacts,
+    ) -> Option<Checkpoints> {
+        let (every, folder) = self.every.clone()?;
+        let kinds = settings.optimizer.state_names().iter().copied().chain([FULL]);
+        let kinds = kinds.map(|kind| (kind.to_owned(), parameters)).collect();
+        let saving = Saving {
+            root: job::is_first().then(|| folder.join(CHECKPOINTS)),
+            every,
+            keep: KEEP,
+            config: "# a program that uses the library\n".to_owned(),
+            ..Saving::default()
+        };
+        Checkpoints::new(saving, RunFacts { seed: settings.seed, kinds, ..facts })
+    }
+}

@@ -1,0 +1,171 @@
+//! 2D, 2.5D and 3D tensor parallelism: any size, the bytes of a layer, and what ranks hold.
+
+use phalanx_config::Loaded;
+use phalanx_script::Part;
+use phalanx_spmd::strategies::{Cube, Optimus};
+
+use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
+
+fn square(loaded: &Loaded, q: usize, depth: usize) -> Laid {
+    let strategy = shared(Optimus { depth, ..Optimus::default() });
+    laid(loaded, Some(on(&format!("tp={}", q * q * depth), [strategy])))
+}
+
+fn cube(loaded: &Loaded, q: usize) -> Laid {
+    laid(loaded, Some(on(&format!("tp={}", q * q * q), [shared(Cube::default())])))
+}
+
+/// Widths, vocabularies and heads that the sides of the square or cube do not divide; tied and
+/// untied heads; grouped queries.
+#[test]
+fn any_size_does_what_one_rank_does() {
+    let odd = ["model.vocab=31", "model.width=18", "model.heads=3", "model.kv_heads=3"];
+    let few = ["model.vocab=29", "model.width=24", "model.heads=4", "model.kv_heads=1"];
+    for sets in [&odd[..], &few[..]] {
+        for (tp, how) in [
+            (4, &["parallel.tp_kind=2d"][..]),
+            (8, &["parallel.tp_kind=2.5d", "parallel.tp_depth=2"]),
+            (8, &["parallel.tp_kind=3d"]),
+        ] {
+            let tp = format!("parallel.tp={tp}");
+            let sets = [sets, how, &[&tp]].concat();
+            agrees(&format!("llama {sets:?}"), &llama(&sets), None);
+            let sets = [&sets[..], &["model.dropout=0.1", "model.kv_heads=model.heads"]].concat();
+            let sets: Vec<&str> = sets.into_iter().filter(|s| !s.contains("kv_heads")).collect();
+            let kv = if sets.contains(&"model.heads=3") { 3 } else { 4 };
+            let kv = format!("model.kv_heads={kv}");
+            agrees(&format!("gpt2 {sets:?}"), &gpt(&[&sets[..], &[&kv]].concat()), None);
+        }
+    }
+}
+
+/// Four by four ranks, with as many key heads as columns and with fewer.
+#[test]
+fn a_larger_square() {
+    for kv_heads in [4, 2, 1] {
+        let kv = format!("model.kv_heads={kv_heads}");
+        let sets = ["parallel.tp_kind=2d", "parallel.tp=16", &kv];
+        agrees(&format!("{kv_heads} key heads"), &llama(&sets), None);
+    }
+}
+
+/// Depth 1 is the square itself.
+#[test]
+fn depth_one_is_two_dimensional() {
+    let texts = |laid: &Laid| -> Vec<String> {
+        laid.script().programs.iter().map(|entry| entry.placed.program.to_string()).collect()
+    };
+    let by = |kind: &str| {
+        let kind = format!("parallel.tp_kind={kind}");
+        texts(&laid(&llama(&["parallel.tp=4", &kind]), None))
+    };
+    assert_eq!(by("2d"), by("2.5d"));
+}
+
+/// A GPT-2 layer large enough that bytes count for more than calls, in 16 bits.
+fn layer(sets: &[&str]) -> Loaded {
+    let large = [
+        "model.layers=1",
+        "model.width=256",
+        "model.heads=16",
+        "model.kv_heads=16",
+        "model.ffn=1024",
+        "train.batch_size=8",
+        "train.seq_len=64",
+        "model.context=64",
+        "precision.compute=bf16",
+        "precision.weights=bf16",
+        "precision.grads=f32",
+    ];
+    gpt(&[&large[..], sets].concat())
+}
+
+const H: u64 = 256;
+/// b·s·h.
+const BSH: u64 = 8 * 64 * H;
+/// The inputs of products: of q, k and v together, of the projection, of the two of the MLP.
+const X: u64 = 7 * BSH;
+/// The weights of the layer, and its gains and biases.
+const W: u64 = 12 * H * H;
+const VECTORS: u64 = 13 * H;
+/// The results of the products: q, k, v, of the projection, of the two of the MLP.
+const Y: u64 = 9 * BSH;
+
+/// Bytes by op over one side of the square or cube; numbers that norms exchange are left out.
+fn moved(laid: &Laid, part: Part, op: &str, side: usize) -> u64 {
+    let route = format!("{op}<tp.{side}>");
+    let rows = laid.in_segment(1, part);
+    rows.iter().filter(|row| row.0 == route).map(|row| row.2).sum()
+}
+
+/// What norms exchange: two numbers of f32 per row and norm forward, two backward.
+fn exchanged(rows: u64, ranks: u64) -> u64 {
+    2 * 2 * 4 * rows * (ranks - 1)
+}
+
+/// F, B and W of 2D move (q−1)/q²·(X + W) each; of 2.5D with X/d. Sums of weight gradients travel
+/// in f32, four bytes instead of two.
+#[test]
+fn squares_move_what_summa_moves() {
+    for (q, depth) in [(2, 1), (4, 1), (2, 2)] {
+        let laid = square(&layer(&[]), q as usize, depth as usize);
+        let (rows, columns) = if depth == 1 { (0, 1) } else { (1, 2) };
+        let part = |elements: u64| elements * (q - 1) / (q * q);
+        let norms = exchanged(8 * 64 / q / depth, q);
+        for recompute in [Part::F, Part::BW] {
+            let gathered = moved(&laid, recompute, "all_gather", rows);
+            // The backward needs gains but no biases.
+            let vectors = if recompute == Part::F { VECTORS } else { 2 * H };
+            assert_eq!(gathered, 2 * part(W + vectors), "weights, {q} {depth}");
+            let gathered = moved(&laid, recompute, "all_gather", columns);
+            assert_eq!(gathered, 2 * part(X / depth) + norms, "inputs, {q} {depth}");
+        }
+        let scattered = moved(&laid, Part::BW, "reduce_scatter", columns);
+        assert_eq!(scattered, 2 * part(X / depth), "gradients of inputs, {q} {depth}");
+        let scattered = moved(&laid, Part::BW, "reduce_scatter", rows);
+        assert_eq!(scattered, 4 * part(W + VECTORS), "gradients of weights, {q} {depth}");
+    }
+}
+
+/// F of 3D moves (q−1)/q³·(X + W + Y); its backward gathers inputs and weights again.
+#[test]
+fn a_cube_moves_inputs_weights_and_results() {
+    let q = 2;
+    let laid = cube(&layer(&[]), 2);
+    let part = |elements: u64| elements * (q - 1) / (q * q * q);
+    // Gains and biases move over two sides at once, and are not counted here.
+    let of = |part, op: &str| {
+        let sides = [0, 1, 2].map(|side| moved(&laid, part, op, side));
+        (sides[0], sides[1] + sides[2])
+    };
+    let norms = exchanged(8 * 64 / q / q, q);
+    assert_eq!(of(Part::F, "all_gather"), (2 * part(W), 2 * part(X) + norms));
+    assert_eq!(of(Part::F, "reduce_scatter"), (0, 2 * part(Y)));
+    assert_eq!(of(Part::BW, "all_gather"), (2 * part(W), 2 * part(X + Y) + norms));
+    assert_eq!(of(Part::BW, "reduce_scatter"), (4 * part(W), 2 * part(X)));
+}
+
+/// Of parameters, a rank of a square holds 1/q², of a cube 1/q³; and of what a layer keeps 1/q²d, but
+/// for the statistics of norms, which every rank of a row of them has.
+#[test]
+fn nothing_is_replicated() {
+    let kept = |laid: &Laid| -> usize {
+        let residuals = laid.lowered.compiled().phases[1].residuals();
+        residuals.iter().map(|(_, ty)| ty.local_bytes(laid.lowered.mesh())).sum()
+    };
+    let (one, statistics) = (kept(&laid(&layer(&[]), None)), 2 * 2 * 4 * 8 * 64);
+    let all = W + VECTORS;
+    for (laid, weights, values, samples) in [
+        (square(&layer(&[]), 2, 1), 4, 4, 2),
+        (square(&layer(&[]), 4, 1), 16, 16, 4),
+        (square(&layer(&[]), 2, 2), 4, 8, 4),
+        (cube(&layer(&[]), 2), 8, 8, 4),
+    ] {
+        let block = &laid.lowered.compiled().program(1, Part::F);
+        let held: usize = (block.inputs_with(phalanx_ir::Role::Param))
+            .map(|p| block.ty(p.value).local_bytes(laid.lowered.mesh()) / 2)
+            .sum();
+        assert_eq!(held as u64, all / weights);
+        assert_eq!(kept(&laid), (one - statistics) / values + statistics / samples);
+    }
+}

@@ -1,0 +1,123 @@
+//! Half precision: a loss that is scaled, steps that overflow and change nothing, and the same bits in
+//! every layout that adds in the same order.
+
+use phalanx_config::Loaded;
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::network::Network;
+use phalanx_session::{Session, StepResult};
+
+use crate::support::{agrees, llama, models, settings};
+
+const F16: [&str; 2] = ["precision.compute=f16", "precision.weights=f16"];
+
+/// The results of some steps, and the weights after each.
+fn steps(loaded: &Loaded, count: usize) -> Vec<(StepResult, Vec<u64>)> {
+    let network = Network::new(loaded).unwrap();
+    let own = settings(loaded, None);
+    let mut session = Session::new(&models(loaded), own, &*network.start()).unwrap();
+    let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let batch = loader.next_batch().unwrap();
+        let result = with_step_data(batch, |data| session.step(data, 0.01)).unwrap();
+        let params = session.params().unwrap();
+        let bits = params.values().flat_map(|p| p.to_f64()).map(f64::to_bits).collect();
+        all.push((result, bits));
+    }
+    all
+}
+
+/// DeepSpeed's `DynamicLossScaler`, line by line.
+struct Scaler {
+    scale: f64,
+    iteration: i64,
+    last_overflow: i64,
+    hysteresis: i64,
+}
+
+impl Scaler {
+    fn next(&mut self, overflow: bool, window: i64, shift: i64, least: f64) {
+        if overflow {
+            if shift == 1 || self.hysteresis == 1 {
+                self.scale = (self.scale / 2.0).max(least);
+            } else {
+                self.hysteresis -= 1;
+            }
+            self.last_overflow = self.iteration;
+        } else if (self.iteration - self.last_overflow) % window == 0 {
+            self.hysteresis = shift;
+            self.scale *= 2.0;
+        }
+        self.iteration += 1;
+    }
+}
+
+/// A scale that is far too large overflows until it has fallen far enough; steps that overflow change
+/// nothing, and the scale is DeepSpeed's.
+#[test]
+fn an_overflow_changes_nothing_and_the_scale_follows_its_rule() {
+    for (hysteresis, zero) in [(1, "parallel.zero=0"), (2, "parallel.zero=3")] {
+        let more = [
+            format!("precision.hysteresis={hysteresis}"),
+            "precision.initial_scale_power=30".to_owned(),
+            "precision.loss_scale_window=3".to_owned(),
+            "parallel.dp=2".to_owned(),
+            zero.to_owned(),
+        ];
+        let more: Vec<&str> = F16.into_iter().chain(more.iter().map(String::as_str)).collect();
+        let taken = steps(&llama(&more), 40);
+        let mut expected =
+            Scaler { scale: 2f64.powi(30), iteration: 0, last_overflow: -1, hysteresis };
+        let (mut skipped, mut before) = (0, None);
+        for (step, (result, bits)) in taken.iter().enumerate() {
+            let scaling = result.scaling.unwrap();
+            assert_eq!(scaling.loss_scale, expected.scale, "step {step}");
+            skipped += u64::from(scaling.overflowed);
+            assert_eq!(scaling.skipped, skipped, "step {step}");
+            if let Some(before) = before {
+                assert_eq!(bits == before, scaling.overflowed, "step {step}");
+            }
+            assert!(result.loss.is_finite(), "step {step}");
+            assert_eq!(result.grad_norm.is_finite(), !scaling.overflowed, "step {step}");
+            before = Some(bits);
+            expected.next(scaling.overflowed, 3, hysteresis, 1.0);
+        }
+        assert!(skipped > 4 && skipped < 40, "{skipped} of 40 steps overflowed");
+        assert!(taken[39].0.loss < taken[0].0.loss, "it learns");
+    }
+}
+
+/// Ways to keep state that add gradients in the same order decide the same and have the same bits.
+#[test]
+fn layouts_that_add_alike_have_the_same_bits() {
+    let run = |more: &[&str]| {
+        // The norm, by which gradients are clipped, is summed in another order in each layout.
+        let own = ["precision.initial_scale_power=24", "precision.loss_scale_window=4"];
+        let all = [&F16[..], &own, &["parallel.dp=2", "optim.clip=none"], more].concat();
+        let taken = steps(&llama(&all), 12);
+        taken.into_iter().map(|(result, bits)| (result.scaling, bits)).collect::<Vec<_>>()
+    };
+    let expected = run(&["parallel.zero=0"]);
+    assert!(expected.iter().any(|(scaling, _)| scaling.unwrap().overflowed));
+    // (With ZeRO-3 a head goes forward and back in two runs; where it can do both in one, that one
+    // rounds in its own way.)
+    for zero in ["parallel.zero=1", "parallel.zero=2"] {
+        assert!(run(&[zero]) == expected, "{zero}");
+    }
+}
+
+#[test]
+fn f16_trains_on_many_ranks_like_on_one() {
+    for layout in [
+        &["parallel.dp=2", "parallel.zero=1"][..],
+        &["parallel.tp=2", "parallel.sp=true"],
+        &["parallel.cp=2"],
+        &["parallel.pp=2", "train.microbatches=2"],
+        &["parallel.pp=2", "train.microbatches=2", "parallel.dp=2", "parallel.zero=3"],
+    ] {
+        for weights in ["precision.weights=f16", "precision.weights=f32"] {
+            let sets = [&["precision.compute=f16", weights, "model.init_std=0.1"], layout].concat();
+            agrees(&format!("{sets:?}"), &llama(&sets), None);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Runs what tools/gpu/pack.sh packed, on a machine with a GPU. Needs the driver and CUDA's libraries (docs/gpu.md).
+#
+#   run.sh [tests] [layouts] [numbers]     # all three if none is named
+#
+# Every part adds lines to a table, which is printed last; the exit status is 1 if one of them failed. Logs are
+# written beside the table, in $OUT or ./gpu-results.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+results=${OUT:-$PWD/gpu-results}
+mkdir -p "$results"
+export PHALANX_CACHE=${PHALANX_CACHE:-$results/cache}
+table="$results/table.txt"
+: > "$table"
+failed=0
+
+# Where CUDA's libraries are if the loader does not know: beside the toolkit, or in Python's packages.
+find_libraries() {
+  local folders=()
+  for folder in /usr/local/cuda*/targets/x86_64-linux/lib /usr/local/cuda*/lib64; do
+    [ -d "$folder" ] && folders+=("$folder")
+  done
+  while read -r folder; do folders+=("$folder"); done < <(
+    python3 -c 'import glob, site, sys
+for root in site.getsitepackages() + [site.getusersitepackages()]:
+    print(*glob.glob(root + "/nvidia/*/lib"), sep="\n")' 2> /dev/null | sed '/^$/d')
+  export LD_LIBRARY_PATH="$(IFS=:; echo "${folders[*]}")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
+row() { # what, result, details
+  printf '%-58s %-7s %s\n' "$1" "$2" "$3" >> "$table"
+  printf '%-58s %-7s %s\n' "$1" "$2" "$3"
+  [ "$2" = ok ] || failed=1
+}
+
+# Runs a test binary; the row says how many tests ran, and a test that was skipped is a failure here.
+tests() { # name, folder of the package, arguments...
+  local name=$1 log="$results/test-$1.log" start=$SECONDS
+  shift
+  CARGO_MANIFEST_DIR=$1 "$here/binaries/$name" --test-threads "${TEST_THREADS:-4}" "${@:2}" > "$log" 2>&1
+  local status=$? summary
+  summary=$(sed -nE 's/^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed.*/\1 passed, \2 failed/p' "$log" | tail -1)
+  if [ $status -ne 0 ]; then
+    row "tests: $name" FAILED "${summary:-status $status}: $(grep -m3 -E '^    [a-z_:]+$' "$log" | tr -s ' \n' ' ')"
+  elif grep -q SKIPPED "$log"; then
+    row "tests: $name" SKIPPED "$(grep -m1 SKIPPED "$log" | cut -c1-120)"
+  else
+    row "tests: $name" ok "$summary, $((SECONDS - start)) s"
+  fi
+}
+
+verify() { # name, settings...
+  local name=$1 log sets=()
+  shift
+  log="$results/verify-${name//[^a-z0-9]/-}.json"
+  for set in "$@"; do sets+=(--set "$set"); done
+  if "$here/phalanx" verify --preset tiny --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
+    row "verify: $name" ok "largest difference of a gradient $(sed -nE 's/.*"grad_max_rel":([^,}]*).*/\1/p' "$log")"
+  else
+    row "verify: $name" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
+  fi
+}
+
+field() { sed -nE "s/.*\"$1\":([^,}]*).*/\1/p" "$2"; }
+
+bench() { # name, preset, settings...
+  local name=$1 preset=$2 log sets=()
+  shift 2
+  log="$results/bench-${name//[^a-z0-9]/-}.json"
+  for set in run.device=cuda precision.compute=bf16 precision.weights=bf16 precision.grads=bf16 "$@"; do
+    sets+=(--set "$set")
+  done
+  if "$here/phalanx" bench step --json --preset "$preset" "${sets[@]}" > "$log" 2> "$log.err"; then
+    row "step: $name" ok "$(printf '%.1f ms, %.0f tok/s, %.1f%% MFU, %.1f GiB, first step after %.1f s' \
+      "$(field median_ms "$log")" "$(field tokens_per_s "$log")" "$(awk "BEGIN { print 100 * $(field mfu "$log") }")" \
+      "$(awk "BEGIN { print $(field peak_device_bytes "$log") / 2^30 }")" "$(field start_s "$log")")"
+  else
+    row "step: $name" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
+  fi
+}
+
+# Two ranks on one GPU beside one rank: the ratio may be at most 1.25.
+ratio() { # name, log of one rank, log of two
+  [ -s "$2" ] && [ -s "$3" ] || return
+  local ratio
+  ratio=$(awk "BEGIN { printf \"%.3f\", $(field median_ms "$3") / $(field median_ms "$2") }")
+  awk "BEGIN { exit !($ratio <= 1.25) }" && row "ratio: $1" ok "$ratio of one rank's step" || row "ratio: $1" FAILED "$ratio of one rank's step; at most 1.25"
+}
+
+layouts() {
+  verify "one rank"
+  verify "tp 2" parallel.tp=2
+  verify "tp 2, sp" parallel.tp=2 parallel.sp=true
+  verify "cp 2" parallel.cp=2
+  for zero in 1 2 3; do verify "dp 2, ZeRO-$zero" parallel.dp=2 parallel.zero=$zero; done
+  for schedule in naive gpipe 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v; do
+    verify "pp 2, $schedule" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
+  done
+  verify "tp 2, dp 2, pp 2" parallel.tp=2 parallel.dp=2 parallel.pp=2 train.microbatches=4
+  local log="$results/launch.json"
+  for layout in parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.pp=2,train.microbatches=4; do
+    local sets=()
+    for set in ${layout//,/ }; do sets+=(--set "$set"); done
+    if "$here/phalanx" launch -n 2 -- verify --preset tiny --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
+      row "verify: two processes, $layout" ok "largest difference of a gradient $(field grad_max_rel "$log")"
+    else
+      row "verify: two processes, $layout" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
+    fi
+  done
+}
+
+numbers() {
+  bench "gpt2-124m" gpt2-124m train.microbatches=1
+  bench "gpt2-124m tp 2" gpt2-124m train.microbatches=1 parallel.tp=2
+  bench "gpt2-124m zero-3" gpt2-124m train.microbatches=1 parallel.dp=2 parallel.zero=3
+  bench "gpt2-124m pp 2" gpt2-124m train.microbatches=4 parallel.pp=2
+  local one="$results/bench-gpt2-124m.json"
+  ratio "tp 2" "$one" "$results/bench-gpt2-124m-tp-2.json"
+  ratio "ZeRO-3 2" "$one" "$results/bench-gpt2-124m-zero-3.json"
+  ratio "pp 2" "$one" "$results/bench-gpt2-124m-pp-2.json"
+  [ -n "${QUICK:-}" ] || bench "llama-0.95b" llama-0.95b train.microbatches=1
+}
+
+# Of packages that mostly test other things, only the tests that need a GPU.
+all_tests() {
+  local binary name filter
+  for binary in "$here"/binaries/*; do
+    name=$(basename "$binary") filter=()
+    case $name in
+      models) filter=(cuda) ;;
+      train) filter=(gpu) ;;
+    esac
+    tests "$name" "$here/crates/${name%-*}" "${filter[@]}"
+  done
+}
+
+find_libraries
+[ $# -gt 0 ] || set -- tests layouts numbers
+for part in "$@"; do
+  case $part in
+    tests) all_tests ;;
+    layouts) layouts ;;
+    numbers) numbers ;;
+    *) echo "unknown part $part"; exit 2 ;;
+  esac
+done
+echo
+cat "$table"
+exit $failed
