@@ -275,9 +275,10 @@ fn settle(
                     clock[point.stage_group] = clock[point.stage_group].max(point.turn + 1);
                 }
                 clocks[stage_group].push(clock);
-                let before = needed.iter().map(|p| levels[p.stage_group][p.turn]);
-                let before = before.chain(levels[stage_group].last().copied()).max();
-                levels[stage_group].push(before.map_or(0, |level| level + 1));
+                let before = needed.iter().map(|p| &levels[p.stage_group][p.turn]);
+                let before = before.chain(levels[stage_group].last()).map(|level| level + 1);
+                let level = before.fold(0, usize::max);
+                levels[stage_group].push(level);
                 moved = true;
             }
         }
