@@ -283,7 +283,7 @@ pub(crate) enum Bench {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
-    /// zb-auto, v-half, v-min, chimera, or csv:FILE.
+    /// zb-auto, v-half, v-min, chimera, dualpipe, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).

@@ -84,6 +84,8 @@ section! {
         /// How chimera runs more micro-batches than stages. direct: round after round; doubling: two
         /// forwards, then their backwards; halving: the same with micro-batches in two halves.
         concat: ConcatKind = "direct"; aka "chimera_concat",
+        /// Whether the layers of a pair of dualpipe, a forward and a backward, take turns.
+        braid: bool = "false"; aka "forward_backward_overlap",
         /// How layers are divided evenly among pipeline stages.
         split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
         /// Order of the axes in the numbering of ranks, fastest first; axes left out have degree 1.

@@ -18,6 +18,7 @@ const WARMUP: &str = "parallel.warmup";
 const PAIRS: &str = "parallel.pairs";
 const CONCAT: &str = "parallel.concat";
 const MEMORY: &str = "parallel.schedule_memory";
+const BRAID: &str = "parallel.braid";
 const SPLIT: &str = "parallel.split";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
@@ -33,7 +34,7 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     };
     let dropped = values.drop_of_preset(|key| match key {
         SCHEDULE | SPLIT => none,
-        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY => none || other,
+        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY | BRAID => none || other,
         _ => false,
     });
     values.note_dropped(&dropped, &cause, "set it too to keep it");
@@ -61,6 +62,7 @@ impl Config {
         values.rule(&keys, legal, || {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
         });
+        self.check_braid(named, values);
         self.check_halves(values);
         if let Ok(schedule) = &built {
             let enough = self.enough_layers(schedule);
@@ -74,6 +76,16 @@ impl Config {
         if let Ok(schedule) = &built {
             self.check_stages_again(schedule, values);
         }
+    }
+
+    /// Only DualPipe has pairs.
+    fn check_braid(&self, named: NamedSchedule, values: &mut Values) {
+        let read = !self.parallel.braid || named == NamedSchedule::DualPipe;
+        values.rule(&[BRAID, SCHEDULE], read, || {
+            Problem::new(format!("{BRAID} = true has no effect with {SCHEDULE} = \"{named}\""))
+                .because("only dualpipe has pairs of a forward and a backward")
+                .fix(format!("leave {BRAID} out, or {SCHEDULE} = \"dualpipe\""))
+        });
     }
 
     /// Half a micro-batch is whole sequences too.

@@ -9,38 +9,45 @@
 //! `stage_group` is the number of the stage group. Rows of one stage group are in the order in which it
 //! runs them; rows of different groups may be mixed. The first line names the columns, in any
 //! order. `stage_group`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
-//! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. Blank lines and lines that
+//! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. `pair` is 1 where a turn and the next one of its stage
+//! group are a pair, else 0; the column is written if there are pairs. Blank lines and lines that
 //! start with `#` are ignored. The table is checked when it is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use phalanx_script::Part;
 
 use crate::error::{PipelineError, Result};
+use crate::flow::At;
 use crate::placement::{HeldStage, Placement};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
 
-const COLUMNS: [&str; 7] = ["device", "part", "microbatch", "chunk", "stage", "replica", "version"];
+const COLUMNS: [&str; 8] =
+    ["device", "part", "microbatch", "chunk", "stage", "replica", "version", "pair"];
 const NEEDED: [&str; 3] = ["device", "part", "microbatch"];
 const PARTS: [Part; 5] = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
 
 /// The table of a schedule.
 pub fn write(schedule: &Schedule) -> String {
-    let mut table = COLUMNS.join(",") + "\n";
+    let pairs = schedule.has_pairs();
+    let columns = if pairs { &COLUMNS[..] } else { &COLUMNS[..COLUMNS.len() - 1] };
+    let mut table = columns.join(",") + "\n";
     for (at, turn) in schedule.all() {
         let Turn { part, microbatch, chunk, version } = turn;
         let held = schedule.placement().held(at.stage_group, chunk);
         let HeldStage { stage, replica } = held.unwrap_or(HeldStage { stage: 0, replica: 0 });
         let stage_group = at.stage_group;
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            table,
-            "{stage_group},{part},{microbatch},{chunk},{stage},{replica},{version}"
-        );
+        let _ =
+            write!(table, "{stage_group},{part},{microbatch},{chunk},{stage},{replica},{version}");
+        let _ = match pairs {
+            true => writeln!(table, ",{}", u8::from(schedule.is_first(at))),
+            false => writeln!(table),
+        };
     }
     table
 }
@@ -68,8 +75,9 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         (count(|row| row.stage_group), count(|row| row.turn.microbatch));
     let (mut turns, mut lines) = (vec![Vec::new(); stage_groups], vec![Vec::new(); stage_groups]);
     let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
+    let mut pairs = BTreeSet::new();
     for row in &rows {
-        let Row { line, stage_group, stage, replica, turn } = *row;
+        let Row { line, stage_group, stage, replica, turn, pair } = *row;
         let stage = stage.unwrap_or(turn.chunk * stage_groups + stage_group);
         let found = HeldStage { stage, replica };
         let (first, earlier) = *held.entry((stage_group, turn.chunk)).or_insert((found, line));
@@ -82,6 +90,9 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
                  nearest that work: {first} in both, or another chunk"
             );
             return Err(PipelineError::Csv { line, what, help });
+        }
+        if pair {
+            pairs.insert(At { stage_group, index: turns[stage_group].len() });
         }
         turns[stage_group].push(turn);
         lines[stage_group].push(line);
@@ -102,7 +113,8 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         chunks[stage_group].push(found);
     }
     let written = Written::Table(&lines);
-    Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)
+    let schedule = Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)?;
+    if pairs.is_empty() { Ok(schedule) } else { schedule.in_pairs(pairs) }
 }
 
 #[derive(Clone, Copy)]
@@ -112,6 +124,8 @@ struct Row {
     stage: Option<usize>,
     replica: usize,
     turn: Turn,
+    /// Whether it and the next turn of its stage group are a pair.
+    pair: bool,
 }
 
 fn rows(text: &str) -> Result<Vec<Row>> {
@@ -190,7 +204,8 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
         version: number("version")?.unwrap_or(0),
     };
     let (stage_group, stage) = (number("device")?.unwrap_or(0), number("stage")?);
-    Ok(Row { line, stage_group, stage, replica: number("replica")?.unwrap_or(0), turn })
+    let (replica, pair) = (number("replica")?.unwrap_or(0), number("pair")?.unwrap_or(0) > 0);
+    Ok(Row { line, stage_group, stage, replica, turn, pair })
 }
 
 fn words(held: HeldStage) -> String {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use phalanx_script as script;
 use phalanx_script::Part;
 
+use crate::flow::At;
 use crate::schedule::Schedule;
 
 impl Schedule {
@@ -31,39 +32,57 @@ impl Schedule {
     }
 
     fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::ScheduledRun>> {
-        let mut stage_groups = vec![Vec::new(); self.stage_groups()];
-        let end = stages.last().map_or(0, |last| last.end);
-        for (at, turn) in self.all() {
-            let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
-            // The instances that run with the stage's forward, and those that wait for its
-            // backward.
-            let waits = again && run.end == end && !run.is_empty();
-            let split = if waits { run.end - 1 } else { run.end };
-            let (early, late) = (run.start..split, split..run.end);
-            let of = |part| {
-                let microbatch = turn.microbatch;
-                move |instance| script::ScheduledRun { instance, part, microbatch }
+        let mut stage_groups: Vec<Vec<script::ScheduledRun>> =
+            vec![Vec::new(); self.stage_groups()];
+        for (at, _) in self.all().filter(|(at, _)| !self.is_second(*at)) {
+            let turns = &mut stage_groups[at.stage_group];
+            let runs = |at, before: Option<&_>| self.runs(at, stages, again, before.copied());
+            let own = runs(at, turns.last());
+            let other = match self.is_first(at) {
+                true => runs(at.next(), own.last()),
+                false => Vec::new(),
             };
-            let turns: &mut Vec<script::ScheduledRun> = &mut stage_groups[at.stage_group];
-            match turn.part {
-                Part::F | Part::R => turns.extend(early.map(of(turn.part))),
-                // Forward and backward.
-                Part::FBW => {
-                    turns.extend(run.clone().map(of(Part::F)));
-                    turns.extend(run.rev().map(of(Part::BW)));
-                }
-                Part::B | Part::BW => {
-                    let last = early.clone().next_back().map(of(Part::F));
-                    if again && turns.last().copied() != last {
-                        turns.extend(early.map(of(Part::R)));
-                    }
-                    turns.extend(late.map(of(Part::F)));
-                    turns.extend(run.rev().map(of(turn.part)));
-                }
-                Part::W => turns.extend(run.rev().map(of(Part::W))),
-            }
+            // The layers of a pair take turns.
+            let mut other = other.into_iter();
+            turns.extend(own.into_iter().flat_map(|run| [Some(run), other.next()]).flatten());
+            turns.extend(other);
         }
         stage_groups
+    }
+
+    /// The runs of a turn, given the run before it.
+    fn runs(
+        &self,
+        at: At,
+        stages: &[Range<usize>],
+        again: bool,
+        before: Option<script::ScheduledRun>,
+    ) -> Vec<script::ScheduledRun> {
+        let turn = self.turn(at);
+        let end = stages.last().map_or(0, |last| last.end);
+        let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
+        // The instances that run with the stage's forward, and those that wait for its
+        // backward.
+        let waits = again && run.end == end && !run.is_empty();
+        let split = if waits { run.end - 1 } else { run.end };
+        let (early, late) = (run.start..split, split..run.end);
+        let of = |part| {
+            let microbatch = turn.microbatch;
+            move |instance| script::ScheduledRun { instance, part, microbatch }
+        };
+        match turn.part {
+            Part::F | Part::R => early.map(of(turn.part)).collect(),
+            // Forward and backward.
+            Part::FBW => run.clone().map(of(Part::F)).chain(run.rev().map(of(Part::BW))).collect(),
+            Part::B | Part::BW => {
+                let last = early.clone().next_back().map(of(Part::F));
+                let second = again && before != last;
+                let second = second.then(|| early.map(of(Part::R))).into_iter().flatten();
+                let late = late.map(of(Part::F));
+                second.chain(late).chain(run.rev().map(of(turn.part))).collect()
+            }
+            Part::W => run.rev().map(of(Part::W)).collect(),
+        }
     }
 }
 
@@ -107,6 +126,23 @@ mod tests {
         let words = turns[1].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
         let words: Vec<String> = words.collect();
         assert_eq!(words.join(" "), "F2@0 F2@1 R2@0 F3@0 BW3@0 BW2@0 R2@1 F3@1 BW3@1 BW2@1");
+    }
+
+    /// The layers of a pair take turns: a forward of one direction, a backward of the other.
+    #[test]
+    fn the_layers_of_a_pair_are_woven() {
+        let schedule = NamedSchedule::DualPipe.build(ScheduleShape::new(2, 4)).unwrap();
+        let text = |schedule: &Schedule| {
+            let turns = schedule.instances(&[0..2, 2..4]);
+            let words =
+                turns[0].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let pair = "F0@0 F1@0 F2@1 F3@1 F0@2 BW3@1 F1@2 BW2@1 F2@3 BW1@0 F3@3 BW0@0";
+        assert!(text(&schedule).starts_with(pair), "{}", text(&schedule));
+        let apart = "F0@0 F1@0 F2@1 F3@1 F0@2 F1@2 BW3@1 BW2@1 F2@3 F3@3 BW1@0 BW0@0";
+        let schedule = schedule.apart();
+        assert!(text(&schedule).starts_with(apart), "{}", text(&schedule));
     }
 
     #[test]

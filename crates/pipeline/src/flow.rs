@@ -17,6 +17,13 @@ pub struct At {
     pub index: usize,
 }
 
+impl At {
+    /// The place after it.
+    pub(crate) fn next(self) -> At {
+        At { index: self.index + 1, ..self }
+    }
+}
+
 /// The direction of a message through the model.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Direction {
@@ -159,7 +166,11 @@ pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
         for stage_group in (0..done.len()).chain((0..done.len()).rev()) {
             while done[stage_group] < schedule.turns(stage_group).len() {
                 let at = At { stage_group, index: done[stage_group] };
-                if !schedule.needs(at).all(|(needed, _)| needed.index < done[needed.stage_group]) {
+                let ready = |at| {
+                    let mut needs = schedule.needs(at);
+                    needs.all(|(needed, _)| needed.index < done[needed.stage_group])
+                };
+                if !ready(at) || (schedule.is_first(at) && !ready(at.next())) {
                     break;
                 }
                 visit(at);

@@ -7,8 +7,8 @@ use crate::costs::{Times, TurnCosts};
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
-    Demand, RoundConcat, Warmup, breadth_first, chimera, gpipe, interleaved, naive, one_f_one_b,
-    v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v,
+    Demand, RoundConcat, Warmup, breadth_first, chimera, dualpipe, gpipe, interleaved, naive,
+    one_f_one_b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -39,6 +39,8 @@ pub enum NamedSchedule {
     VMin,
     /// Pipelines in both directions.
     Chimera,
+    /// Pipelines in both directions, with forwards beside backwards.
+    DualPipe,
 }
 
 /// The size of a schedule.
@@ -111,7 +113,7 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 12] = [
+    pub const ALL: [NamedSchedule; 13] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
@@ -124,6 +126,7 @@ impl NamedSchedule {
         NamedSchedule::VHalf,
         NamedSchedule::VMin,
         NamedSchedule::Chimera,
+        NamedSchedule::DualPipe,
     ];
 
     /// The name in configurations and on the command line.
@@ -141,6 +144,7 @@ impl NamedSchedule {
             NamedSchedule::VHalf => "v-half",
             NamedSchedule::VMin => "v-min",
             NamedSchedule::Chimera => "chimera",
+            NamedSchedule::DualPipe => "dualpipe",
         }
     }
 
@@ -158,11 +162,16 @@ impl NamedSchedule {
         matches!(self, NamedSchedule::ZbV | NamedSchedule::VHalf | NamedSchedule::VMin)
     }
 
-    /// Whether weight gradients are turns of their own.
+    /// Whether pipelines go in both directions, so that each stage is held several times.
+    pub const fn goes_both_ways(self) -> bool {
+        matches!(self, NamedSchedule::Chimera | NamedSchedule::DualPipe)
+    }
+
+    /// Whether weight gradients are turns of their own, in some places at least.
     pub const fn splits(self) -> bool {
         let flat =
             matches!(self, NamedSchedule::ZbH1 | NamedSchedule::ZbH2 | NamedSchedule::ZbAuto);
-        self.is_vee() || flat
+        self.is_vee() || flat || matches!(self, NamedSchedule::DualPipe)
     }
 
     /// The schedule of this shape. zb-auto is searched for stages whose parts all take as long.
@@ -192,6 +201,7 @@ impl NamedSchedule {
             NamedSchedule::VHalf => v_half(p, m),
             NamedSchedule::VMin => v_min(p, m),
             NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
+            NamedSchedule::DualPipe => dualpipe(p, m),
         }
     }
 
@@ -210,9 +220,10 @@ impl NamedSchedule {
                 );
             }
         }
-        // These two are built with as many micro-batches as fill them, and then shortened.
-        let fills = matches!(self, NamedSchedule::ZbH2 | NamedSchedule::ZbV);
-        let built = if fills { m.max(p.saturating_mul(2) - 1) } else { m };
+        // These are built with as many micro-batches as fill them, and then shortened.
+        let fills =
+            matches!(self, NamedSchedule::ZbH2 | NamedSchedule::ZbV | NamedSchedule::DualPipe);
+        let built = if fills { m.max(p.saturating_mul(2)) } else { m };
         if p.saturating_mul(v).saturating_mul(built) > MOST_TURNS {
             let [stages, chunks, batches] =
                 [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
@@ -260,7 +271,7 @@ impl NamedSchedule {
             _ if (pairs, concat) != (1, RoundConcat::Direct) && self != NamedSchedule::Chimera => {
                 refuse(
                     format!("{self} cannot have pairs or a concatenation"),
-                    "only chimera has pipelines in both directions",
+                    "only chimera has a choice of pipelines",
                     "1 pair and direct; or chimera".to_owned(),
                 )
             }

@@ -35,6 +35,17 @@ impl Placement {
         Placement::new(rows(p, 2, |d, c| if c == 0 { d } else { 2 * p - 1 - d }))
     }
 
+    /// Pipelines in both directions, `pairs` of each: down pipeline i has stage s on group s + i·p/`pairs`, and
+    /// its up pipeline the same mirrored. Chunk 2i goes down and chunk 2i + 1 up; `pairs` divides `p`.
+    pub fn both_ways(p: usize, pairs: usize) -> Result<Self> {
+        let held = |group: usize, chunk: usize| {
+            let turned = p - (chunk / 2) * (p / pairs);
+            let stage = if chunk.is_multiple_of(2) { group } else { p - 1 - group };
+            HeldStage { stage: (stage + turned) % p, replica: chunk }
+        };
+        Placement::new((0..p).map(|d| (0..2 * pairs).map(|c| held(d, c)).collect()).collect())
+    }
+
     /// Any placement in which every replica has each stage exactly once.
     pub fn new(stage_groups: Vec<Vec<HeldStage>>) -> Result<Self> {
         let refuse = |what: String, help: String| Err(PipelineError::Placement { what, help });

@@ -1,12 +1,13 @@
 //! A schedule: for every stage group, what it does and in which order.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use phalanx_script::Part;
 
 use crate::check;
 use crate::deadlock;
-use crate::error::Result;
+use crate::error::{PipelineError, Result};
 use crate::flow::{self, At, Direction, Index, StageMessage};
 use crate::placement::Placement;
 use crate::turn::{Turn, Turns};
@@ -27,6 +28,8 @@ pub struct Schedule {
     index: Index,
     splits: bool,
     pieces: usize,
+    /// The first turns of pairs.
+    pairs: BTreeSet<At>,
 }
 
 impl Schedule {
@@ -76,7 +79,8 @@ impl Schedule {
         check::listed(&turns, written)?;
         let index = check::complete(microbatches, &placement, &turns, written)?;
         let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
-        Ok(Schedule { name: name.into(), microbatches, placement, turns, index, splits, pieces: 1 })
+        let (name, pairs) = (name.into(), BTreeSet::new());
+        Ok(Schedule { name, microbatches, placement, turns, index, splits, pieces: 1, pairs })
     }
 
     /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
@@ -84,15 +88,85 @@ impl Schedule {
     /// waits for what nor how long values are kept: they only take time. This is for simulation and
     /// drawing; [`Schedule::rematerialised`] is for running.
     pub fn with_second_forwards(&self, chosen: impl Fn(At) -> bool) -> Result<Self> {
-        let mut turns = vec![Vec::new(); self.stage_groups()];
-        for (at, turn) in self.all() {
+        let mut turns: Vec<Vec<Turn>> = vec![Vec::new(); self.stage_groups()];
+        let again = |at: At| {
+            let turn = self.turn(at);
             let back = matches!(turn.part, Part::B | Part::BW);
-            turns[at.stage_group]
-                .extend((back && chosen(at)).then_some(Turn { part: Part::R, ..turn }));
-            turns[at.stage_group].push(turn);
+            (back && chosen(at)).then_some(Turn { part: Part::R, ..turn })
+        };
+        let mut pairs = BTreeSet::new();
+        for (at, turn) in self.all() {
+            let At { stage_group, index } = at;
+            let list = &mut turns[stage_group];
+            // What a pair needs again comes before both.
+            match (self.pairs.contains(&at), self.is_second(at)) {
+                (true, _) => {
+                    list.extend([at, at.next()].into_iter().filter_map(again));
+                    pairs.insert(At { stage_group, index: list.len() });
+                }
+                (false, true) => {}
+                (false, false) => list.extend(again(At { stage_group, index })),
+            }
+            list.push(turn);
         }
         let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
-        Ok(Schedule { turns, index, ..self.clone() })
+        Ok(Schedule { turns, index, pairs, ..self.clone() })
+    }
+
+    /// The same, where each of these turns and the one after it are a pair: they begin when both have what they need,
+    /// and others get their results when both are over.
+    pub(crate) fn in_pairs(self, pairs: BTreeSet<At>) -> Result<Self> {
+        let refuse = |at: At, why: &str, help: &str| {
+            let At { stage_group, index } = at;
+            let (turn, why) = (self.turn(at).to_string(), why.to_owned());
+            let help = format!("usual fix: {help}");
+            Err(PipelineError::Turn { stage_group, index, turn, why, help })
+        };
+        for at in &pairs {
+            if at.next().index >= self.turns(at.stage_group).len() {
+                return refuse(*at, "it is one of a pair, but the last turn", "leave the pair out");
+            }
+            if pairs.contains(&at.next()) {
+                let why = "it is in a pair with the turn before it and with the one after it";
+                return refuse(at.next(), why, "leave one of the pairs out");
+            }
+        }
+        let paired = Schedule { pairs, ..self.clone() };
+        let mut done = vec![0; self.stage_groups()];
+        if flow::walk(&paired, |at| done[at.stage_group] = at.index + 1) {
+            return Ok(paired);
+        }
+        let waits = |(stage_group, index): (usize, &usize)| At { stage_group, index: *index };
+        let stuck = done.iter().enumerate().map(waits);
+        let stuck = stuck.filter(|at| at.index < self.turns(at.stage_group).len());
+        let told =
+            |at: At| format!("stage group {} waits before {}", at.stage_group, self.turn(at));
+        Err(PipelineError::Deadlock {
+            cycle: stuck.map(told).collect(),
+            help: "the turns alone would not: usual fix: leave out a pair that comes next"
+                .to_owned(),
+        })
+    }
+
+    /// The same without pairs: each turn begins when it has what it needs itself.
+    pub fn apart(self) -> Self {
+        Schedule { pairs: BTreeSet::new(), ..self }
+    }
+
+    /// Whether a turn and the one after it are a pair.
+    pub fn is_first(&self, at: At) -> bool {
+        self.pairs.contains(&at)
+    }
+
+    /// Whether a turn and the one before it are a pair.
+    pub fn is_second(&self, at: At) -> bool {
+        let At { stage_group, index } = at;
+        index.checked_sub(1).is_some_and(|index| self.is_first(At { stage_group, index }))
+    }
+
+    /// Whether there are pairs.
+    pub fn has_pairs(&self) -> bool {
+        !self.pairs.is_empty()
     }
 
     /// The same, where each micro-batch is one of so many pieces of one that the user counts.

@@ -1,7 +1,8 @@
 //! An event simulator: when every turn starts and ends.
 //!
 //! A stage group runs its list in order. A turn starts when its group is free and everything it
-//! needs has arrived; a message from another group arrives one hop after it was sent.
+//! needs has arrived; a message from another group arrives one hop after it was sent. A pair of turns starts when both have what
+//! they need, and their messages are sent when both have ended.
 
 use std::collections::HashMap;
 
@@ -121,11 +122,17 @@ fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
     flow::walk(schedule, |at| {
         let turn = schedule.turn(at);
         let free = stage_groups[at.stage_group].last().map_or(0.0, |before| before.end);
-        let arrived = schedule.needs(at).map(|(needed, _)| {
+        let arrives = |(needed, _): (At, _)| {
             let hop = if needed.stage_group == at.stage_group { 0.0 } else { costs.hop() };
-            stage_groups[needed.stage_group][needed.index].end + hop
-        });
-        let start = arrived.fold(free, f64::max);
+            let last = if schedule.is_first(needed) { needed.next() } else { needed };
+            stage_groups[last.stage_group][last.index].end + hop
+        };
+        let arrived = |at: At| schedule.needs(at).map(arrives).fold(free, f64::max);
+        let start = match (schedule.is_first(at), schedule.is_second(at)) {
+            (true, _) => arrived(at).max(arrived(at.next())),
+            (_, true) => free,
+            _ => arrived(at),
+        };
         let end = start + costs.of(schedule, at.stage_group, &turn);
         stage_groups[at.stage_group].push(Timed { turn, stage: schedule.stage(at), start, end });
     });

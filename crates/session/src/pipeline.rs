@@ -28,6 +28,8 @@ pub struct Pipeline {
     pub concat: RoundConcat,
     /// The memory of zb-auto, in shares.
     pub memory: f64,
+    /// Whether the layers of a pair of turns, a forward and a backward, take turns.
+    pub braid: bool,
     /// For each instance of the model: its measured costs, once they are needed and known.
     pub costs: Option<Vec<InstanceCosts>>,
     /// Which layers a stage gets.
@@ -105,6 +107,7 @@ impl Default for Pipeline {
             pairs: 1,
             concat: RoundConcat::Direct,
             memory: 1.0,
+            braid: false,
             costs: None,
             split: StageSplit::default(),
             rematerialise: false,
@@ -132,7 +135,8 @@ impl Pipeline {
         };
         let (pairs, concat) = (config.pairs.get(), config.concat.into());
         let memory = config.schedule_memory.get();
-        Ok(Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() })
+        let braid = config.braid;
+        Ok(Self { order, chunks, warmup, pairs, concat, memory, braid, split, ..Self::default() })
     }
 
     /// What the schedule is called.
@@ -235,6 +239,7 @@ impl Pipeline {
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
         let schedule = self.schedule(model, stage_groups, microbatches)?;
+        let schedule = if self.braid { schedule } else { schedule.apart() };
         // The message speaks of stage groups and chunks if that is how stages were counted.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
         if stages == stage_groups * chunks {

@@ -19,6 +19,7 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         "zero_bubble",
         "v_half",
         "chimera",
+        "dualpipe",
     ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
     for page in pages.chain(["parallelism.md".to_owned()]) {

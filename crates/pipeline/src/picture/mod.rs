@@ -109,6 +109,15 @@ fn any_again(panels: &[Panel<'_>]) -> bool {
     turns.any(|(_, turn)| turn.part == Part::R)
 }
 
+/// Whether there are whole backwards, and whether there are weight gradients by themselves.
+fn backwards(panels: &[Panel<'_>]) -> (bool, bool) {
+    let any = |parts: &[Part]| {
+        let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());
+        turns.any(|(_, turn)| parts.contains(&turn.part))
+    };
+    (any(&[Part::BW, Part::FBW]), any(&[Part::W]))
+}
+
 /// What the shades of a block mean, if there are several.
 fn shades(panels: &[Panel<'_>]) -> Option<&'static str> {
     let placements = || panels.iter().map(|panel| panel.schedule.placement());

@@ -166,8 +166,7 @@ impl Drawing {
     }
 
     fn legend(&mut self, panels: &[Panel<'_>], y: f64) {
-        let splits = panels.iter().any(|panel| panel.schedule.splits());
-        let whole = panels.iter().any(|panel| !panel.schedule.splits());
+        let (whole, splits) = super::backwards(panels);
         let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
         let backward = match (whole, splits) {
             (true, false) => "B, backward",

@@ -180,8 +180,7 @@ impl Canvas {
     }
 
     fn legend(&self, panels: &[Panel<'_>]) -> String {
-        let splits = panels.iter().any(|panel| panel.schedule.splits());
-        let whole = panels.iter().any(|panel| !panel.schedule.splits());
+        let (whole, splits) = super::backwards(panels);
         let mut words = vec![(TurnKind::Forward, "forward")];
         if any_again(panels) {
             words.push((TurnKind::Again, "forward run again"));

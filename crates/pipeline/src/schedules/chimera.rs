@@ -45,7 +45,7 @@ impl RoundConcat {
 pub fn chimera(p: usize, m: usize, pairs: usize, concat: RoundConcat) -> Result<Schedule> {
     legal(p, m, pairs, concat)?;
     let pieces = concat.pieces();
-    let placement = both_ways(p, pairs)?;
+    let placement = Placement::both_ways(p, pairs)?;
     let pipelines = 2 * pairs;
     let list = |group: usize| {
         let mut turns: Vec<(usize, Turn)> = Vec::new();
@@ -67,17 +67,6 @@ pub fn chimera(p: usize, m: usize, pairs: usize, concat: RoundConcat) -> Result<
     };
     let lists = (0..p).map(list).collect();
     Ok(Schedule::from_lists("chimera", pieces * m, placement, lists)?.in_pieces(pieces))
-}
-
-/// Down pipeline i has stage s on group s + i·p/f, and its up pipeline the same mirrored. Chunk 2i goes down and
-/// chunk 2i + 1 up.
-fn both_ways(p: usize, pairs: usize) -> Result<Placement> {
-    let held = |group: usize, chunk: usize| {
-        let turned = p - (chunk / 2) * (p / pairs);
-        let stage = if chunk.is_multiple_of(2) { group } else { p - 1 - group };
-        HeldStage { stage: (stage + turned) % p, replica: chunk }
-    };
-    Placement::new((0..p).map(|d| (0..2 * pairs).map(|c| held(d, c)).collect()).collect())
 }
 
 /// Which of its pipeline's starts a micro-batch's forward and backward are.

@@ -2,6 +2,7 @@
 
 mod breadth_first;
 mod chimera;
+mod dualpipe;
 mod gpipe;
 mod interleaved;
 mod naive;
@@ -16,6 +17,7 @@ mod zb_v;
 
 pub use breadth_first::breadth_first;
 pub use chimera::{RoundConcat, chimera};
+pub use dualpipe::dualpipe;
 pub use gpipe::gpipe;
 pub use interleaved::interleaved;
 pub use naive::naive;

@@ -1,8 +1,8 @@
 //! Schedules that are wrong, each in one way, and what the checker says.
 
 use phalanx_pipeline::{
-    Direction, HeldStage, Part, PipelineError, Placement, Schedule, Turn, Turns, b, bwd, fwd, w,
-    weave,
+    Direction, HeldStage, NamedSchedule, Part, PipelineError, Placement, Schedule, Turn, Turns, b,
+    bwd, fwd, w, weave,
 };
 
 use crate::support::{all, grid, run, times};
@@ -178,7 +178,9 @@ fn each_boundary_is_crossed_twice_by_each_microbatch() {
             assert_eq!(messages.len(), 2 * m * (stages - 1 - within), "{named} {p} {m}");
             let forward = messages.iter().filter(|m| m.direction == Direction::Forward);
             assert_eq!(forward.count() * 2, messages.len());
-            assert_eq!(schedule.splits(), named.splits(), "{named}");
+            // Few micro-batches leave DualPipe nothing to split.
+            let few = named == NamedSchedule::DualPipe && m < 2 * p;
+            assert!(few || schedule.splits() == named.splits(), "{named} {p} {m}");
         }
     }
 }

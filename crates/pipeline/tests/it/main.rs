@@ -5,6 +5,7 @@
 mod checking;
 mod chimera;
 mod closed_forms;
+mod dualpipe;
 mod golden;
 mod pictures;
 mod refusals;

@@ -24,12 +24,12 @@ pub(crate) fn run(schedule: &Schedule, times: Times, hop: f64) -> Timeline {
     simulate(schedule, &TurnCosts::even(times, hop).unwrap()).unwrap()
 }
 
-/// All schedules of this shape. Chimera needs an even number of both, and interleaved whole rounds.
+/// All schedules of this shape. Two directions need an even number of both, and interleaved whole rounds.
 pub(crate) fn all(p: usize, m: usize) -> impl Iterator<Item = (NamedSchedule, Schedule)> {
     NamedSchedule::ALL.into_iter().filter_map(move |named| {
         let built = named.build(ScheduleShape::new(p, m));
         let may_fail = match named {
-            NamedSchedule::Chimera => !p.is_multiple_of(2) || !m.is_multiple_of(2),
+            _ if named.goes_both_ways() => !p.is_multiple_of(2) || !m.is_multiple_of(2),
             NamedSchedule::Interleaved => !m.is_multiple_of(p),
             _ => false,
         };

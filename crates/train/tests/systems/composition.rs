@@ -49,7 +49,7 @@ systems! {
     Naive "naive", GPipe "gpipe", OneFOneB "1f1b", LongWarmup "1f1b-pb",
     Interleaved "interleaved", BreadthFirst "breadth-first", ZbH1 "zb-h1", ZbH2 "zb-h2",
     ZbV "zb-v", ZbAuto "zb-auto", VHalf "v-half", VMin "v-min",
-    Chimera "chimera",
+    Chimera "chimera", DualPipe "dualpipe",
 }
 
 use System as S;

@@ -140,10 +140,10 @@ impl Pipe {
 fn pipes() -> Vec<Pipe> {
     let mut all = Vec::new();
     for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
-        // Interleaving needs as many micro-batches as stages, or a multiple; Chimera needs even numbers.
+        // Interleaving needs as many micro-batches as stages, or a multiple; two directions need even numbers.
         let odd = match schedule {
             NamedSchedule::Interleaved => (3, 6),
-            NamedSchedule::Chimera => (4, 6),
+            _ if schedule.goes_both_ways() => (4, 6),
             _ => (3, 5),
         };
         all.extend([(2, 8), odd, (4, 4)].map(|(pp, m)| Pipe::new(schedule, pp, m)));
@@ -255,7 +255,7 @@ fn actions_are_issued_in_the_order_of_the_script() {
                     let what = format!("{schedule}, rank {rank}, {lane:?}");
                     assert_eq!(on(&issued), on(&expected), "{what}");
                     // Copies of a stage are summed.
-                    let copies = schedule == NamedSchedule::Chimera && lane == Lane::Reduce;
+                    let copies = schedule.goes_both_ways() && lane == Lane::Reduce;
                     let shared = !matches!(lane, Lane::Gather | Lane::Reduce)
                         || !layout.is_empty()
                         || copies;

@@ -2,7 +2,7 @@
 
 use phalanx_config::Loaded;
 use phalanx_pipeline::NamedSchedule;
-use phalanx_script::{Action, Kind, Unit, check};
+use phalanx_script::{Action, Kind, Part, Unit, check};
 use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, TrainPlan};
 use phalanx_spmd::strategies::Zero;
 
@@ -42,7 +42,12 @@ fn counts(plan: &TrainPlan, kind: fn(&Action) -> bool) -> Vec<usize> {
 
 /// How many micro-batches go through each of a device's chunks.
 fn each(named: NamedSchedule) -> usize {
-    if named == NamedSchedule::Chimera { MICROBATCHES / 2 } else { MICROBATCHES }
+    if named.goes_both_ways() { MICROBATCHES / 2 } else { MICROBATCHES }
+}
+
+/// How many backwards of the first instance are split.
+fn split(plan: &TrainPlan) -> usize {
+    plan.script.turns.iter().filter(|(_, turn)| turn.instance == 0 && turn.part == Part::W).count()
 }
 
 /// Whether a device takes all micro-batches through a chunk before it turns to anything else.
@@ -56,9 +61,9 @@ fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
         for plan in plans(&small(llama, named), named, 3) {
             // Once for the forwards and once for the backwards. W reads no weights, and an embedding
             // has nothing to do in B.
-            let ways = |unit: &Unit| if named.splits() && unit.name == "embed" { 1 } else { 2 };
+            let none = |unit: &Unit| if unit.name == "embed" { split(&plan) } else { 0 };
             let each = if sweeps(named) { 1 } else { each(named) };
-            let times: Vec<usize> = plan.units.iter().map(|unit| each * ways(unit)).collect();
+            let times: Vec<usize> = plan.units.iter().map(|unit| 2 * each - none(unit)).collect();
             assert_eq!(counts(&plan, is_gather), times, "{named}");
             let released =
                 |action: &Action| matches!(action.kind, Kind::Release { .. }) && is_unit(action);
@@ -97,7 +102,7 @@ fn gradients_are_summed_as_often_as_the_stage_says() {
                 // every micro-batch, or for all of a sweep.
                 let times = if zero == 1 || sweeps(named) { 1 } else { each(named) };
                 // Replicas of a stage sum once more.
-                let times = times + usize::from(named == NamedSchedule::Chimera);
+                let times = times + usize::from(named.goes_both_ways());
                 let what = format!("{named}, stage {zero}");
                 assert_eq!(counts(&plan, is_reduce), vec![times; plan.units.len()], "{what}");
                 // At the other stages, updated weights are gathered once.
