@@ -19,6 +19,7 @@ use phalanx_ir::Program;
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
+use crate::products::{ProductUnits, UnitSet};
 use crate::requirements::CpuRequirements;
 use crate::tasks::{self, Bases, Context, Endpoint, Failure, Operation, Outstanding, Share, Var};
 use arenas::{Arenas, allocate, offered};
@@ -54,6 +55,7 @@ pub struct CpuEngine {
     started: Vec<Started>,
     stamps: Stamps,
     watch: Option<Arc<dyn StepWatch>>,
+    products: ProductUnits,
 }
 
 impl CpuEngine {
@@ -105,7 +107,13 @@ impl CpuEngine {
             started: Vec::with_capacity(MAX_STARTED),
             stamps: Stamps::default(),
             watch: None,
+            products: ProductUnits::fastest(UnitSet::here()),
         })
+    }
+
+    /// Computes products with other units; programs are planned with [`Engine::requirements`] after that.
+    pub fn with_products(self, products: ProductUnits) -> Self {
+        Self { products, ..self }
     }
 
     /// This rank's endpoint to the others, if there are any.
@@ -223,7 +231,7 @@ impl Engine for CpuEngine {
     }
 
     fn requirements(&self) -> Arc<dyn Requirements> {
-        Arc::new(CpuRequirements)
+        Arc::new(CpuRequirements { products: self.products })
     }
 
     fn compile(
@@ -237,7 +245,9 @@ impl Engine for CpuEngine {
         for (index, instr) in program.instrs().iter().enumerate() {
             let scratch = slots.scratch[index];
             let comm = self.comm.as_ref();
-            let operation = Operation { program, instr, slots, scratch, rank, ranks, comm };
+            let products = &self.products;
+            let operation =
+                Operation { program, instr, slots, scratch, rank, ranks, comm, products };
             // Values that nothing reads are not computed.
             let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
             if results.clone().all(|slot| slot == Slot::Unused) {

@@ -11,6 +11,7 @@ mod engine;
 mod half_element;
 pub mod kernels;
 pub mod pool;
+pub mod products;
 mod requirements;
 mod tasks;
 

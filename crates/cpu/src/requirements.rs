@@ -2,16 +2,42 @@
 
 use phalanx_call::Requirements;
 use phalanx_ir::ops::{Collective, CollectiveKind, LinearCrossEntropy};
-use phalanx_ir::{Instr, Mesh, Op, Order, Program, TensorType};
+use phalanx_ir::{Instr, Mesh, Op, Order, ProductLoops, Program, TensorType};
+
+use crate::products::ProductUnits;
 
 /// What the CPU engine needs, on any number of threads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CpuRequirements;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuRequirements {
+    /// What own products are computed with.
+    pub products: ProductUnits,
+}
 
 impl Requirements for CpuRequirements {
     fn own(&self, program: &Program, instr: &Instr) -> usize {
-        own(program, instr)
+        match &instr.op {
+            Op::Matmul(_) | Op::PackedMatmul(_) => panels(&self.products, program, instr),
+            _ => own(program, instr),
+        }
     }
+}
+
+/// Bytes of the panels of a product's right operands, if it is an own one.
+pub(crate) fn panels(products: &ProductUnits, program: &Program, instr: &Instr) -> usize {
+    let (mesh, ty) = (program.mesh(), |value| program.ty(value));
+    let (spec, addends) = match &instr.op {
+        Op::Matmul(matmul) => (&matmul.spec, usize::from(matmul.add)),
+        Op::PackedMatmul(packed) => (&packed.spec, 0),
+        _ => return 0,
+    };
+    let a = ty(instr.inputs[0]);
+    let others = instr.inputs[1..instr.inputs.len() - addends].iter().zip(&instr.outputs);
+    let bytes = others.map(|(&b, &out)| {
+        let shapes = [a, ty(b), ty(out)].map(|ty| ty.local_shape(mesh));
+        let loops = ProductLoops::new(spec, [&shapes[0], &shapes[1], &shapes[2]], &shapes[0]);
+        products.panels(&loops, [a.dtype, ty(out).dtype])
+    });
+    bytes.sum()
 }
 
 /// The number of parts in which sums over rows are computed, for any number of threads: so the
@@ -101,7 +127,7 @@ program t {
         .unwrap();
         phalanx_ir::verify(&program).unwrap();
         let found: Vec<usize> = (program.instrs().iter())
-            .map(|instr| CpuRequirements.scratch(&program, instr))
+            .map(|instr| CpuRequirements::default().scratch(&program, instr))
             .collect();
         // One f32 for each of 12 rows on each of 4 ranks; parts of a gain are 4 columns wide where
         // it is sharded; a chunk of logits, and the weight once more.

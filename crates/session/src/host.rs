@@ -8,6 +8,7 @@ use std::time::Duration;
 use phalanx_call::Requirements;
 use phalanx_comm::{Communicator, Launcher, Options, Processes, StateMemory, Threads};
 use phalanx_config::DeviceKind;
+use phalanx_cpu::products::{ProductUnits, UnitSet};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 pub use phalanx_cuda::GpuNow;
 use phalanx_cuda::{CudaEngine, CudaRequirements, Device};
@@ -25,7 +26,9 @@ pub fn requirements() -> Arc<dyn Requirements> {
 /// The memory that a device's engine needs besides the values of programs.
 pub fn requirements_of(device: DeviceKind) -> Arc<dyn Requirements> {
     match device {
-        DeviceKind::Cpu => Arc::new(CpuRequirements),
+        DeviceKind::Cpu => {
+            Arc::new(CpuRequirements { products: ProductUnits::fastest(UnitSet::here()) })
+        }
         DeviceKind::Cuda => Arc::new(CudaRequirements),
     }
 }

@@ -144,6 +144,20 @@ impl<'a, T> Mat<'a, T> {
         self.ptr
     }
 
+    /// Element (i, j).
+    ///
+    /// # Panics
+    /// If there is no such element.
+    #[inline]
+    pub fn at(&self, i: usize, j: usize) -> T
+    where
+        T: Copy,
+    {
+        assert!(i < self.shape[0] && j < self.shape[1], "({i}, {j}) of {:?}", self.shape);
+        // SAFETY: the element is within the shape.
+        unsafe { *self.ptr.offset(self.offset(i, j)) }
+    }
+
     /// Row `i` as a slice, if its elements are adjacent.
     ///
     /// # Panics
@@ -204,6 +218,17 @@ impl<'a, T> MatMut<'a, T> {
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut T {
         self.ptr
+    }
+
+    /// Element (i, j).
+    ///
+    /// # Panics
+    /// If there is no such element.
+    #[inline]
+    pub fn at_mut(&mut self, i: usize, j: usize) -> &mut T {
+        assert!(i < self.shape[0] && j < self.shape[1], "({i}, {j}) of {:?}", self.shape);
+        // SAFETY: the element is within the shape, and borrowed uniquely.
+        unsafe { &mut *self.ptr.offset(self.offset(i, j)) }
     }
 
     /// Row `i` as a slice.

@@ -20,5 +20,5 @@ pub mod rotary;
 mod row;
 pub mod softmax;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod transpose;

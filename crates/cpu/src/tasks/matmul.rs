@@ -1,6 +1,7 @@
-//! Matrix products of any arrangement, as strided products of the `gemm` library.
+//! Matrix products of any arrangement: own ones, or strided products of the `gemm` library.
 
 mod loops;
+mod own;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -9,20 +10,27 @@ use phalanx_engine::EngineError;
 use phalanx_ir::StridedLoop;
 use phalanx_ir::ops::{Matmul, PackedMatmul};
 
+use super::padding::Spare;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
 use crate::element::CpuElement;
 use crate::kernels::gemm::{Packing, ProductPart, matmul, matmul_scratch, matmul_turns};
 use crate::kernels::matrix::{Mat, MatMut};
+use crate::requirements::panels;
 use loops::{Dims, Own, Shared};
 
 pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, EngineError> {
     let [a, b] = [op.input(0), op.input(1)];
     let out = op.output(0);
     let addend = spec.add.then(|| op.input(2));
+    let dims = [Dims::new(spec, &a, &b, &out)];
+    let product = [Some(b.clone()), Some(out.clone()), addend.clone()];
+    if let Some(tasks) = own::compile(op, &dims, &a, vec![product]) {
+        return Ok(tasks);
+    }
     let made = for_floats!(op, a.dtype, out.dtype, T, C => {
         task(Product::<T, C> { addend, ..Product::new(spec, a, b, out) })
     })?;
-    Ok(vec![made])
+    Ok(with_spare(op, made))
 }
 
 /// Products that share their first operand: one task, whose products are interleaved.
@@ -32,11 +40,26 @@ pub(super) fn compile_packed(
 ) -> Result<Tasks, EngineError> {
     let (a, single) = (op.input(0), spec.single());
     let count = op.instr.outputs.len();
+    let dims = |i| Dims::new(&single, &a, &op.input(i + 1), &op.output(i));
+    let dims: Vec<Dims> = (0..count).map(dims).collect();
+    let products = (0..count).map(|i| [Some(op.input(i + 1)), Some(op.output(i)), None]);
+    if let Some(tasks) = own::compile(op, &dims, &a, products.collect()) {
+        return Ok(tasks);
+    }
     let made = for_floats!(op, a.dtype, spec.out, T, C => {
         let product = |i| Product::new(&single, a.clone(), op.input(i + 1), op.output(i));
         task(Pack::<T, C> { products: (0..count).map(product).collect() })
     })?;
-    Ok(vec![made])
+    Ok(with_spare(op, made))
+}
+
+/// A product of the library on a rank where padding keeps it from being an own one: memory for panels
+/// was planned all the same.
+fn with_spare(op: &Operation<'_>, made: Box<dyn Task>) -> Tasks {
+    let planned = panels(op.products, op.program, op.instr);
+    let spare = op.scratch.filter(|_| planned > 0);
+    let spare = spare.map(|scratch| task(Spare { scratch, bytes: 0..planned }));
+    spare.into_iter().chain([made]).collect()
 }
 
 struct Product<T, C> {

@@ -32,6 +32,7 @@ use phalanx_call::Slots;
 use phalanx_engine::EngineError;
 use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 
+use crate::products::ProductUnits;
 pub(crate) use access::{Access, Share, Var};
 pub(crate) use context::{Bases, Context, Failure};
 pub(crate) use message::transfer as message;
@@ -77,6 +78,8 @@ pub(crate) struct Operation<'a> {
     pub(crate) ranks: &'a [usize],
     /// The endpoint to other ranks, if there are any.
     pub(crate) comm: Option<&'a Endpoint>,
+    /// What own products are computed with.
+    pub(crate) products: &'a ProductUnits,
 }
 
 impl Operation<'_> {

@@ -1,9 +1,10 @@
 //! Runs a program on the CPU engine and on the reference interpreter with the same inputs.
 
 use phalanx_cpu::CpuEngine;
+use phalanx_cpu::products::{ProductUnits, UnitSet};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
-use phalanx_ir::{DType, Program, Role, TensorType};
+use phalanx_ir::{DType, Instr, Op, Program, Role, TensorType};
 use phalanx_reference::RefTensor;
 use phalanx_script::{Lane, Slots, Tier};
 
@@ -39,7 +40,26 @@ pub(crate) fn on_cpu(
     threads: usize,
     before: Option<&[RefTensor]>,
 ) -> Vec<RefTensor> {
-    let mut engine = CpuEngine::new(threads).unwrap();
+    on_engine(CpuEngine::new(threads).unwrap(), program, inputs, before)
+}
+
+/// The same where every product that can be one is an own one.
+pub(crate) fn on_own_products(
+    program: &Program,
+    inputs: &[(String, RefTensor)],
+    threads: usize,
+    before: Option<&[RefTensor]>,
+) -> Vec<RefTensor> {
+    let products = ProductUnits::every(UnitSet::here());
+    on_engine(CpuEngine::new(threads).unwrap().with_products(products), program, inputs, before)
+}
+
+fn on_engine(
+    mut engine: CpuEngine,
+    program: &Program,
+    inputs: &[(String, RefTensor)],
+    before: Option<&[RefTensor]>,
+) -> Vec<RefTensor> {
     let slots = Slots::assign_for(program, &*engine.requirements());
     let kernel = engine.compile(program, &slots, &[0]).unwrap();
     let mut end = 0;
@@ -119,10 +139,16 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
             assert!(d <= tolerance, "{how}: `{}` is off by {d:e}\n{program}", port.name);
         }
     };
-    for threads in [1, 2, 3] {
-        let got = on_cpu(program, &inputs, threads, None);
-        close(&got, &expected, &format!("{threads} threads"));
-        let added = on_cpu(program, &inputs, threads, Some(&expected));
+    let multiplies = |instr: &Instr| matches!(instr.op, Op::Matmul(_) | Op::PackedMatmul(_));
+    let multiplies = program.instrs().iter().any(multiplies);
+    for (threads, own) in [(1, false), (2, false), (3, false), (1, true), (4, true)] {
+        if own && !multiplies {
+            continue;
+        }
+        let run = if own { on_own_products } else { on_cpu };
+        let got = run(program, &inputs, threads, None);
+        close(&got, &expected, &format!("{threads} threads, own products: {own}"));
+        let added = run(program, &inputs, threads, Some(&expected));
         let doubled: Vec<RefTensor> = (program.outputs().iter().zip(&expected))
             .map(|(port, t)| match port.role {
                 Role::Gradient | Role::Cotangent => {
@@ -132,7 +158,7 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
                 _ => t.clone(),
             })
             .collect();
-        close(&added, &doubled, &format!("{threads} threads, adding"));
+        close(&added, &doubled, &format!("{threads} threads, adding, own products: {own}"));
     }
 }
 

@@ -8,7 +8,7 @@ use phalanx_ir::ops::{
 use phalanx_ir::{Builder, DType, OpDef, Role, Tensor, TensorType};
 use phalanx_reference::RefTensor;
 
-use crate::harness::{check, inputs, on_cpu, on_reference, tolerance};
+use crate::harness::{check, inputs, on_cpu, on_own_products, on_reference, tolerance};
 use phalanx_testing::instances::{self as cases, OpInstance};
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
@@ -117,13 +117,40 @@ fn a_packed_product_has_the_bits_of_the_product_alone() {
             let (packed, alone) = (build(true), build(false));
             let inputs = inputs(&packed, 2, 5);
             for threads in [1, 2] {
-                let got = on_cpu(&packed, &inputs, threads, None);
-                let expected = on_cpu(&alone, &inputs, threads, None);
-                for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                    let same = got.to_bytes() == expected.to_bytes();
-                    assert!(same, "{dtype} {out} {rows}×{width}, {threads} threads, result {i}");
+                for run in [on_cpu, on_own_products] {
+                    let got = run(&packed, &inputs, threads, None);
+                    let expected = run(&alone, &inputs, threads, None);
+                    for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                        let same = got.to_bytes() == expected.to_bytes();
+                        assert!(same, "{dtype} {out} {rows}×{width}, {threads} threads, {i}");
+                    }
                 }
             }
+        }
+    }
+}
+
+/// The sides of a gradient that four, seven and sixteen workers cut in two directions.
+#[test]
+fn own_products_have_the_same_bits_on_any_number_of_threads() {
+    for out in [DType::F32, DType::Bf16] {
+        let b = Builder::new("products", DType::Bf16);
+        let x = b.data("x", DType::Bf16, [90, 70]);
+        let y = b.data("y", DType::Bf16, [90, 200]);
+        let w = b.param("w", [70, 200]);
+        for (name, spec, operands) in
+            [("f", "rd,de->re", [x, w]), ("dx", "re,de->rd", [y, w]), ("dw", "rd,re->de", [x, y])]
+        {
+            let op = phalanx_ir::ops::Matmul { spec: spec.parse().unwrap(), out, add: false };
+            gradient(&b, name, b.apply(op, &operands));
+        }
+        let program = b.finish().unwrap();
+        let inputs = inputs(&program, 2, 5);
+        let alone = on_own_products(&program, &inputs, 1, None);
+        for threads in [2, 4, 7, 16] {
+            let got = on_own_products(&program, &inputs, threads, None);
+            let same = got.iter().zip(&alone).all(|(x, y)| x.to_bytes() == y.to_bytes());
+            assert!(same, "{out}, {threads} threads");
         }
     }
 }

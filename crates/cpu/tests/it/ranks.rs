@@ -170,7 +170,7 @@ program t {
         .filter_map(|i| Exchange::of(&program, i))
         .map(|e| e.elements() * e.dtype.size() * (program.mesh().count(&e.axes) - 1))
         .sum();
-    let slots = phalanx_script::Slots::assign_for(&program, &CpuRequirements);
+    let slots = phalanx_script::Slots::assign_for(&program, &CpuRequirements::default());
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
     let launchers: [&dyn Launcher; 3] = [&Threads::new(4), &Streams::new(4), &Attached(4)];

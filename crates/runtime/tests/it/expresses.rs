@@ -39,7 +39,7 @@ fn own(name: &str) -> BufferKey {
 fn run(script: &mut Script, program: &Program, inputs: &[BufferId], output: BufferId) {
     let view = |&buffer: &BufferId| View { buffer, offset: 0 };
     // No engine needs scratch memory for ops as simple as these.
-    let slots = Slots::assign_for(program, &CpuRequirements);
+    let slots = Slots::assign_for(program, &CpuRequirements::default());
     let run = Run {
         program: script.program(Placed::new(program.clone(), slots)),
         inputs: inputs.iter().map(view).collect(),

@@ -99,7 +99,7 @@ fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit>
     let turns = accumulate(model.instances().len(), 1);
     let (mesh, sharing) = (partition.mesh(), partition.sharing());
     let stage_group = StageGroup { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
-    let library = Arc::new(Library::new(Arc::new(CpuRequirements)));
+    let library = Arc::new(Library::new(Arc::new(CpuRequirements::default())));
     let world = World::new(model, vec![stage_group], library).unwrap();
     let training = TrainingScript {
         world: &world,

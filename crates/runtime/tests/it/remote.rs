@@ -100,7 +100,7 @@ fn scratch_that_was_not_planned_is_refused() {
     let program = b.finish().unwrap();
     let mut stage_group = cpu();
     let error = stage_group
-        .compile(&program, &Slots::assign_for(&program, &CpuRequirements), &[0])
+        .compile(&program, &Slots::assign_for(&program, &CpuRequirements::default()), &[0])
         .err()
         .unwrap();
     assert!(error.to_string().contains("scratch memory was not planned"), "{error}");

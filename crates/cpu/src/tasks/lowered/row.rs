@@ -82,7 +82,7 @@ impl Gathered {
         let group = mesh.group(op.rank, &exchange.axes);
         Ok(Self {
             offset: op.scratch.ok_or_else(missing)?
-                + CpuRequirements.exchange_offset(op.program, op.instr),
+                + CpuRequirements { products: *op.products }.exchange_offset(op.program, op.instr),
             numbers: exchange.numbers,
             own: mesh.shard(op.rank, &exchange.axes),
             counts: group.into_iter().map(last).collect(),
