@@ -97,6 +97,21 @@ layouts() {
     verify "pp 2, $schedule" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
   done
   verify "tp 2, dp 2, pp 2" parallel.tp=2 parallel.dp=2 parallel.pp=2 train.microbatches=4
+  for order in block zigzag striped; do
+    verify "ring attention, cp 4, $order" parallel.cp=4 parallel.cp_kind=ring parallel.cp_order=$order
+  done
+  verify "ring attention, cp 2, tp 2, pp 2" parallel.cp=2 parallel.cp_kind=ring parallel.tp=2 parallel.pp=2 train.microbatches=4
+  verify "2D, tp 4" parallel.tp=4 parallel.tp_kind=2d
+  verify "2.5D, tp 8" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2
+  verify "3D, tp 8" parallel.tp=8 parallel.tp_kind=3d
+  verify "local SGD, dp 2" parallel.dp=2 parallel.sync=local-sgd parallel.sync_every=2
+  for kind in adamw adam sgd lion lamb; do
+    verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
+  done
+  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.pp=2,train.microbatches=4; do
+    verify "f16 ${layout:-one rank}" precision.compute=f16 precision.weights=f16 ${layout//,/ }
+  done
+  verify "tf32, tp 2" precision.compute=f32 precision.tf32=true parallel.tp=2
   local log="$results/launch.json"
   for layout in parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.pp=2,train.microbatches=4; do
     local sets=()

@@ -187,7 +187,7 @@ mod tests {
     /// However many ranks a run has, a short measurement takes no more than the cores.
     #[test]
     fn few_ranks_are_timed_before_a_run() {
-        let size = |ranks, threads| Size { ranks, threads, depth: None, keeps: false };
+        let size = |ranks, threads| Size { ranks, threads, depth: None, keeps: false, tf32: false };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(Effort::SHORT.ranks(size(1, 1)), 1);
         assert_eq!(Effort::SHORT.ranks(size(4096, 1)), cores.min(4096));

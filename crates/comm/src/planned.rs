@@ -159,6 +159,20 @@ impl PlannedCollective {
         Ok(Self::Calls { axes, op, blocks })
     }
 
+    /// Bytes of scratch memory, on every rank, for elements that are picked before or after they are moved.
+    pub fn picked_bytes(program: &Program, instr: &Instr, collective: &Collective) -> usize {
+        let (x, out) = (instr.inputs[0], instr.outputs[0]);
+        let whole = match collective.kind {
+            CollectiveKind::AllGather { dim } if order(program, x, dim) == Order::Zigzag => out,
+            CollectiveKind::ReduceScatter { dim } if order(program, out, dim) != Order::Block => x,
+            _ => return 0,
+        };
+        match program.mesh().count(&collective.axes) {
+            1 => 0,
+            _ => program.ty(whole).local_bytes(program.mesh()),
+        }
+    }
+
     /// Whether the collective that a value is the handle of was already complete when it was started.
     /// `None` if no instruction of the program started it.
     pub fn ends_at_start(program: &Program, handle: ValueId) -> Option<bool> {

@@ -45,6 +45,20 @@ impl Traffic {
         self.entries().map(|(_, _, count)| count.bytes).sum()
     }
 
+    /// Counts a call that has moved its data, for transports elsewhere.
+    pub fn count(&mut self, tag: u32, kind: OpKind, bytes: u64) {
+        self.reserve(tag);
+        self.add(tag, kind, 1, bytes);
+    }
+
+    /// Takes all counters of a kind over from others.
+    pub fn copy_kind(&mut self, others: &Traffic, kind: OpKind) {
+        self.reserve((others.tags.len() as u32).saturating_sub(1));
+        for (own, other) in self.tags.iter_mut().zip(&others.tags) {
+            own[kind as usize] = other[kind as usize];
+        }
+    }
+
     /// Makes room for a tag, so that counting under it never allocates.
     pub(crate) fn reserve(&mut self, tag: u32) {
         if self.tags.len() <= tag as usize {

@@ -245,6 +245,7 @@ impl Config {
         self.precision.settle(values);
         self.parallel.check_built(values);
         self.run.check(values);
+        self.precision.check_tf32(self.run.device, values);
         self.check_across(values);
         self.check_fits(values);
     }

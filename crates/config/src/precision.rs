@@ -5,6 +5,7 @@ use phalanx_ir::DType;
 use toml_edit::Value;
 
 use super::key::section;
+use super::run::DeviceKind;
 use super::setting::{Count, Positive, Setting, choice, quoted};
 use super::values::Values;
 use phalanx_error::Problem;
@@ -21,6 +22,9 @@ section! {
         /// Gradients as they are stored, accumulated and reduced.
         grads: FloatKind = "f32, or f64 with compute = f64" => default_storage(compute);
             aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
+        /// run.device = cuda and compute = f32: matrix products round their operands to TF32 (8 exponent
+        /// bits, 10 mantissa bits), which tensor cores multiply; sums stay f32.
+        tf32: bool = "false"; aka "allow_tf32" "use_tf32",
         /// compute = f16: what the loss is multiplied by before the backward pass; updates divide by
         /// it. dynamic: it is halved after an overflow and doubled after many steps without one.
         loss_scale: LossScale = "dynamic"; aka "fp16_loss_scale" "grad_scale",
@@ -141,6 +145,24 @@ impl PrecisionConfig {
                 }
             });
         }
+    }
+
+    /// Only products of f32 on a GPU can round their operands.
+    pub(crate) fn check_tf32(&self, device: DeviceKind, values: &mut Values) {
+        let keys = ["precision.tf32", "precision.compute", "run.device"];
+        let (compute, f32) = (self.compute, self.compute == FloatKind::F32);
+        let works = f32 && device == DeviceKind::Cuda;
+        values.rule(&keys, works || !self.tf32, || {
+            let problem = Problem::new("precision.tf32 = true has no effect");
+            match f32 {
+                true => problem
+                    .because("only GPUs have products of TF32, and programs run on the CPU")
+                    .fix("run.device = \"cuda\""),
+                false => problem
+                    .because(format!("products of {compute} are not rounded to TF32"))
+                    .fix("precision.compute = \"f32\""),
+            }
+        });
     }
 
     /// Applies the rule that f64 is all or nothing, then checks what remains.

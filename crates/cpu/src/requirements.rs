@@ -1,8 +1,9 @@
 //! The scratch memory that kernels need in a program's workspace: a pure function of the types.
 
 use phalanx_call::Requirements;
-use phalanx_ir::ops::{Collective, CollectiveKind, LinearCrossEntropy};
-use phalanx_ir::{Instr, Mesh, Op, Order, ProductLoops, Program, TensorType};
+use phalanx_comm::PlannedCollective;
+use phalanx_ir::ops::LinearCrossEntropy;
+use phalanx_ir::{Instr, Mesh, Op, ProductLoops, Program, TensorType};
 
 use crate::products::ProductUnits;
 
@@ -59,22 +60,6 @@ pub(crate) fn chunk_bytes(
     logits * x.dtype.accumulator().size()
 }
 
-/// Bytes of a value in block order, where a collective gathers or scatters another order.
-fn dealt_bytes(program: &Program, instr: &Instr, collective: &Collective) -> usize {
-    let mesh = program.mesh();
-    let order = |value, dim: usize| program.ty(value).layout.dims()[dim].order;
-    let (x, out) = (instr.inputs[0], instr.outputs[0]);
-    let whole = match collective.kind {
-        CollectiveKind::AllGather { dim } if order(x, dim) == Order::Zigzag => out,
-        CollectiveKind::ReduceScatter { dim } if order(out, dim) != Order::Block => x,
-        _ => return 0,
-    };
-    match mesh.count(&collective.axes) {
-        1 => 0,
-        _ => program.ty(whole).local_bytes(mesh),
-    }
-}
-
 /// What a kernel needs besides operands, results and exchanged numbers.
 fn own(program: &Program, instr: &Instr) -> usize {
     let (mesh, ty) = (program.mesh(), |i: usize| program.ty(instr.inputs[i]));
@@ -86,7 +71,7 @@ fn own(program: &Program, instr: &Instr) -> usize {
         Op::LinearCrossEntropy(loss) => {
             chunk_bytes(loss, mesh, ty(0), ty(1)) + ty(1).local_bytes(mesh)
         }
-        Op::Collective(collective) => dealt_bytes(program, instr, collective),
+        Op::Collective(collective) => PlannedCollective::picked_bytes(program, instr, collective),
         _ => 0,
     }
 }

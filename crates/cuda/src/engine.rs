@@ -25,7 +25,7 @@ use phalanx_ir::Program;
 use crate::device::{Device, DeviceMemory, EngineSeat, PinnedMemory, Stream};
 use crate::fused_attention::{AttentionLibrary, AttentionPlan, FusedShape};
 use crate::products::{ProductLibrary, ProductPlan, ProductShape};
-use crate::ranks::{self, GpuLink};
+use crate::ranks::{self, GpuLink, Linked};
 use crate::requirements::CudaRequirements;
 use crate::tasks::{self, Task};
 use arenas::Arenas;
@@ -47,6 +47,8 @@ use compile::What;
 pub struct CudaEngine {
     /// Dropped first: others may be reading what it sends.
     endpoint: Option<CountedEndpoint>,
+    /// Whether the endpoint's messages move the host's memory.
+    messages_through_host: bool,
     rank: usize,
     world: usize,
     stream: Arc<Stream>,
@@ -89,6 +91,7 @@ impl CudaEngine {
         let (stream, library) = (Arc::new(Stream::new(&device)?), ProductLibrary::new()?);
         Ok(Self {
             endpoint: None,
+            messages_through_host: false,
             rank: 0,
             world: 1,
             workspace: DeviceMemory::new(&device, crate::products::WORKSPACE)?,
@@ -134,13 +137,21 @@ impl CudaEngine {
             });
         }
         let engine = Self::new()?;
-        let comm = ranks::linked(comm, &engine.device, &engine.stream, link)?;
-        Ok(Self { endpoint: Some(CountedEndpoint::new(comm)), rank, world, ..engine })
+        let Linked { comm, messages_through_host } =
+            ranks::linked(comm, &engine.device, &engine.stream, link)?;
+        let endpoint = Some(CountedEndpoint::new(comm));
+        Ok(Self { endpoint, messages_through_host, rank, world, ..engine })
     }
 
     /// The same with attention on kernels of ours, even if there is a library for it.
     pub fn with_own_attention(self) -> Self {
         Self { attention: None, ..self }
+    }
+
+    /// The same whose products of f32 round their operands to TF32, or not.
+    pub fn with_tf32(mut self, rounds: bool) -> Self {
+        self.library.tf32 = rounds;
+        self
     }
 
     /// The GPU.

@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 
 use phalanx_ir::ops::{Binary, BinaryKind, FusedArg, FusedStep, ReduceKind, Unary, UnaryKind};
-use phalanx_ir::{DType, Graph, Instr, Op, Program, ValueId};
+use phalanx_ir::{Graph, Instr, Op, Program, ValueId};
+
+use crate::kernels::is_narrow;
 
 /// What an instruction adds to one of its results.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,7 +147,7 @@ fn column_sum(program: &Program, graph: &Graph<'_>, instr: &Instr) -> Option<(Va
         && !graph.returned(x)
         && reduce.dims == leading
         && matches!(made.op, Op::UnaryGrad(_))
-        && ty.dtype == DType::Bf16
+        && is_narrow(ty.dtype)
         && width % 8 == 0
         && mesh.ranks() == 1
         && gradient
@@ -204,7 +206,7 @@ impl Search<'_> {
         let ty = self.program.ty(self.value);
         let is_product = matches!(self.instr.op, Op::Matmul(_) | Op::PackedMatmul(_));
         let &[reader] = self.graph.readers(self.value) else { return None };
-        if self.graph.returned(self.value) || (is_product && ty.dtype != DType::Bf16) {
+        if self.graph.returned(self.value) || (is_product && !is_narrow(ty.dtype)) {
             return None;
         }
         let reading = &self.program.instrs()[reader];
@@ -314,7 +316,7 @@ impl Search<'_> {
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
     use super::*;
-    use phalanx_ir::Builder;
+    use phalanx_ir::{Builder, DType};
     use phalanx_passes::fuse;
 
     /// What is folded, by the names of operands: result, bias, addend.

@@ -1,4 +1,4 @@
-//! Attention by cuDNN, in bf16: the whole of it, forward or backward, is one fused kernel.
+//! Attention by cuDNN, in bf16 or f16: the whole of it, forward or backward, is one fused kernel.
 
 mod descriptor;
 mod graph;
@@ -7,7 +7,10 @@ mod scaled;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use phalanx_ir::DType;
+
 use crate::error::CudaError;
+use crate::kernels::is_narrow;
 use crate::libraries::{Address, Cudnn, Handle};
 use crate::tasks::{Place, Run};
 use graph::{Bound, TensorId};
@@ -16,6 +19,8 @@ use graph::{Bound, TensorId};
 /// k and v have fewer heads or as many.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct FusedShape {
+    /// The element type of all but the log-sum-exp.
+    pub(crate) of: DType,
     pub(crate) batch: usize,
     pub(crate) positions: usize,
     pub(crate) heads: usize,
@@ -27,7 +32,10 @@ pub(crate) struct FusedShape {
 impl FusedShape {
     /// Whether the library has kernels for such heads.
     pub(crate) fn is_supported(&self) -> bool {
-        self.size.is_multiple_of(8) && self.size <= 128 && self.positions >= 64
+        is_narrow(self.of)
+            && self.size.is_multiple_of(8)
+            && self.size <= 128
+            && self.positions >= 64
     }
 }
 

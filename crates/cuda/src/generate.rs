@@ -9,7 +9,7 @@ use phalanx_ir::ops::{BinaryKind, CompareKind, FusedArg, FusedStep, UnaryKind};
 use phalanx_ir::random::fnv1a;
 use phalanx_ir::{DType, Op, OpDef};
 
-use crate::kernels::{KernelSpec, Source, type_name};
+use crate::kernels::{KernelSpec, Source, is_narrow, type_name};
 
 /// How an operand's elements follow those of the results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,8 +45,8 @@ impl Group<'_> {
         Ok(KernelSpec { source, entry, title, generated: Some(text), shared: 0 })
     }
 
-    /// The kernel of a group of bf16 operands of the full shape and one result, which is not added to, that
-    /// also sums the result's columns in parts. The parameters: the operands' addresses, the result's,
+    /// The kernel of a group of operands of the full shape, of one type of 16 bits, and one result, which is not
+    /// added to, that also sums the result's columns in parts. The parameters: the operands' addresses, the result's,
     /// that of the parts; rows, columns and the number of parts.
     pub(crate) fn kernel_with_sum(&self) -> Result<KernelSpec, String> {
         let body = format!("{}{}", self.step()?, self.column_function());
@@ -63,14 +63,15 @@ impl Group<'_> {
         let each = |f: &dyn Fn(usize) -> String, between: &str| {
             operands.clone().map(f).collect::<Vec<_>>().join(between)
         };
-        let parameters = each(&|i| format!("const bf16* a{i}"), ", ");
+        let name = type_name(self.steps[0].dtype);
+        let parameters = each(&|i| format!("const {name}* a{i}"), ", ");
         let loads = each(
-            &|i| format!("Pack<bf16, 8> x{i} = *(const Pack<bf16, 8>*)(a{i} + at);"),
+            &|i| format!("Pack<{name}, 8> x{i} = *(const Pack<{name}, 8>*)(a{i} + at);"),
             "\n            ",
         );
         let values = each(&|i| format!("x{i}.at[e]"), ", ");
         format!(
-            "__global__ void __launch_bounds__(256) GROUP({parameters}, bf16* o, double* partial, \
+            "__global__ void __launch_bounds__(256) GROUP({parameters}, {name}* o, double* partial, \
              i64 rows, i64 columns, i64 parts) {{
     i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * 8;
     float total[8];
@@ -80,13 +81,13 @@ impl Group<'_> {
         for (i64 row = (i64)blockIdx.y * 8 + threadIdx.x / 32; row < rows; row += parts * 8) {{
             i64 at = row * columns + column;
             {loads}
-            Pack<bf16, 8> y;
+            Pack<{name}, 8> y;
 #pragma unroll
             for (int e = 0; e < 8; e++) {{
                 GROUP_of({values}, y.at[e]);
                 total[e] += load(y.at[e]);
             }}
-            *(Pack<bf16, 8>*)(o + at) = y;
+            *(Pack<{name}, 8>*)(o + at) = y;
         }}
     }}
     store_part<TOTAL, 8>(total, partial, columns);
@@ -135,9 +136,8 @@ impl Group<'_> {
     fn expression(&self, step: &FusedStep) -> Result<String, String> {
         // It computes in the type of its last operand; a condition comes first.
         let operand = step.args.last().map_or(step.dtype, |&arg| self.dtype(arg));
-        let float = matches!(operand, DType::F64 | DType::F32 | DType::Bf16);
         let moves = matches!(step.op, Op::Cast(_) | Op::Compare(_));
-        if operand == DType::F16 || step.dtype == DType::F16 || !(float || moves) {
+        if !(operand.is_float() || moves) {
             return Err(format!("it has no kernel for {operand}"));
         }
         let acc = type_name(operand.accumulator());
@@ -148,7 +148,7 @@ impl Group<'_> {
         let arg = |i: usize| format!("load({})", raw(i));
         let constant = |x: f64| format!("{acc}(__longlong_as_double(0x{:016x}ll))", x.to_bits());
         let [functions, slopes] = match step.dtype {
-            DType::Bf16 => ["QuickFunctions".to_owned(), "QuickSlopes".to_owned()],
+            dtype if is_narrow(dtype) => ["QuickFunctions".to_owned(), "QuickSlopes".to_owned()],
             _ => [format!("Functions<{acc}>"), format!("Slopes<{acc}>")],
         };
         let computed = match &step.op {

@@ -74,12 +74,6 @@ pub(crate) struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// A function that is no template.
-    pub(crate) fn plain(source: Source, name: &str) -> Self {
-        let (entry, title) = (name.to_owned(), name.to_owned());
-        Self { source, entry, title, generated: None, shared: MOST_SHARED }
-    }
-
     /// An instance of a template.
     pub(crate) fn of(source: Source, name: &str, arguments: &[&str]) -> Self {
         let entry = format!("{name}<{}>", arguments.join(", "));
@@ -89,6 +83,11 @@ impl KernelSpec {
 
 /// What a GPU of version 8.0 gives a block at most, with some room for static arrays.
 pub(crate) const MOST_SHARED: u32 = 144 << 10;
+
+/// Whether a type is a float of 16 bits, which is computed in f32.
+pub(crate) const fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::Bf16 | DType::F16)
+}
 
 /// The name of an element type in kernels.
 pub(crate) const fn type_name(dtype: DType) -> &'static str {

@@ -5,6 +5,7 @@
 mod cublaslt;
 mod cudnn;
 mod driver;
+mod nccl;
 mod nvml;
 mod nvrtc;
 
@@ -15,6 +16,7 @@ use crate::error::CudaError;
 pub(crate) use cublaslt::{CublasLt, Heuristic};
 pub(crate) use cudnn::Cudnn;
 pub(crate) use driver::{Driver, IpcHandle, driver_call};
+pub(crate) use nccl::{Nccl, UniqueId};
 pub(crate) use nvml::{Nvml, RunningProcess};
 pub(crate) use nvrtc::Nvrtc;
 

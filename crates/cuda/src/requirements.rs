@@ -1,6 +1,7 @@
 //! The scratch memory that kernels need in a program's workspace: a pure function of the types.
 
 use phalanx_call::Requirements;
+use phalanx_comm::PlannedCollective;
 use phalanx_ir::ops::LinearCrossEntropy;
 use phalanx_ir::{Instr, Mesh, Op, Program, TensorType, ValueId};
 
@@ -95,10 +96,11 @@ fn own(program: &Program, instr: &Instr) -> usize {
             parts * results * size_of::<f64>()
         }
         // One number for each query.
-        Op::AttentionGrad(_) => {
+        Op::AttentionGrad(_) | Op::AttendGrad(_) => {
             let q = ty(0).local_shape(mesh);
             q[0] * q[1] * q[2] * ty(0).dtype.accumulator().size()
         }
+        Op::Collective(collective) => PlannedCollective::picked_bytes(program, instr, collective),
         _ => 0,
     }
 }

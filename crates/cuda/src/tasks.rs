@@ -40,7 +40,7 @@ use crate::products::{Product, ProductPlan, ProductShape};
 
 /// Ops that this engine refuses, by name: programs that have them are not compiled. It may only
 /// become shorter.
-pub const WITHOUT_KERNEL: [&str; 2] = ["Attend", "AttendGrad"];
+pub const WITHOUT_KERNEL: [&str; 0] = [];
 
 /// One thing that a program issues.
 pub(crate) enum Task {
@@ -176,9 +176,9 @@ impl Operation<'_> {
 
     /// The name of a float type in kernels, or a refusal.
     pub(crate) fn float(&self, dtype: DType) -> Result<&'static str, EngineError> {
-        match dtype {
-            DType::F64 | DType::F32 | DType::Bf16 => Ok(crate::kernels::type_name(dtype)),
-            other => Err(self.unsupported(format!("it has no kernel for {other}"))),
+        match dtype.is_float() {
+            true => Ok(crate::kernels::type_name(dtype)),
+            false => Err(self.unsupported(format!("it has no kernel for {dtype}"))),
         }
     }
 
@@ -239,9 +239,8 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Rotary(_) => {
             position::compile(op)
         }
-        Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
-        Op::Attend(_) | Op::AttendGrad(_) => {
-            Err(op.unsupported("attention whose keys come in parts has no kernel yet"))
+        Op::Attention(_) | Op::AttentionGrad(_) | Op::Attend(_) | Op::AttendGrad(_) => {
+            attention::compile(op)
         }
         Op::LinearCrossEntropy(loss) => {
             let loss = *loss;

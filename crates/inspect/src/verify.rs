@@ -256,6 +256,10 @@ impl Bounds {
         };
         match config.precision.compute {
             FloatKind::F64 => wide(1e-10),
+            // Operands of products have eleven significant bits.
+            FloatKind::F32 if config.precision.tf32 => {
+                Self { first: 1e-2, losses: 1e-2, params: None }
+            }
             FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: f32_params },
             // bf16 has eight significant bits, and some hundred values are summed.
             _ => Self { first: 5e-2, losses: 5e-2, params: None },

@@ -366,6 +366,7 @@ impl<'a> Trainer<'a> {
             },
             parallel: self.parallel.clone(),
             device: DeviceKind::Cpu,
+            tf32: false,
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
             controller: Arc::new(EveryStep),
             share: BatchShare::WHOLE,

@@ -12,7 +12,7 @@ use super::codec::{decoded, encoded};
 use super::command::{Command, LocalRanks, Reply};
 use super::planner::Planner;
 use super::worker::RankWorker;
-use super::{Lowered, job, lost};
+use super::{Lowered, Settings, job, lost};
 use crate::products::{Limits, ProductRounds, TimedProduct, time_products};
 use phalanx_error::{Error, Problem, Result};
 
@@ -40,6 +40,8 @@ pub struct Size {
     pub depth: Option<usize>,
     /// Whether ranks keep state there, which may outlive their processes.
     pub keeps: bool,
+    /// Whether products of f32 may round their operands to TF32.
+    pub tf32: bool,
 }
 
 impl Size {
@@ -64,7 +66,8 @@ impl Size {
         let settings = &lowered.settings;
         let messages = 4 * settings.microbatches * lowered.chunks();
         let depth = lowered.is_pipeline().then_some(messages);
-        Self { ranks: lowered.ranks(), threads: settings.threads, depth, keeps: false }
+        let Settings { threads, tf32, .. } = *settings;
+        Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32 }
     }
 }
 
@@ -87,7 +90,7 @@ pub struct Timing<'a> {
 pub struct EngineBackend<L, M> {
     /// Makes the launcher of a world of a given size.
     pub launcher: L,
-    /// Makes a rank's engine with this many threads, from its end of the transport.
+    /// Makes a rank's engine for a world of this size, from its end of the transport.
     pub engine: M,
     /// The memory that such engines need besides the values of programs.
     pub requirements: Arc<dyn Requirements>,
@@ -101,14 +104,14 @@ impl<L, M> EngineBackend<L, M> {
     ) -> Result<RankPool<S>>
     where
         L: Fn(Size) -> Box<dyn Launcher>,
-        M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Sync,
+        M: Fn(Size, Box<dyn Communicator>) -> Result<E> + Sync,
         S: Send,
     {
         size.check()?;
         let engine = &self.engine;
         let make = |endpoint: Box<dyn Communicator>| {
             let rank = endpoint.rank();
-            make(rank, engine(size.threads, endpoint)?)
+            make(rank, engine(size, endpoint)?)
         };
         let launcher = (self.launcher)(size);
         RankPool::new(&*launcher, make)
@@ -119,7 +122,7 @@ impl<L, M> EngineBackend<L, M> {
 impl<L, M, E> Backend for EngineBackend<L, M>
 where
     L: Fn(Size) -> Box<dyn Launcher> + Send + Sync,
-    M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Send + Sync,
+    M: Fn(Size, Box<dyn Communicator>) -> Result<E> + Send + Sync,
     E: Engine + Counters + Send + 'static,
 {
     fn requirements(&self) -> Arc<dyn Requirements> {

@@ -122,7 +122,7 @@ pub fn gpus(ranks: usize) -> Result<(usize, usize)> {
 
 /// What is slower here than it could be, for those who compute in this type.
 pub fn note(device: DeviceKind, compute: DType) -> Option<String> {
-    if device != DeviceKind::Cuda || compute != DType::Bf16 {
+    if device != DeviceKind::Cuda || !matches!(compute, DType::Bf16 | DType::F16) {
         return None;
     }
     let missing = phalanx_cuda::without_attention_library()?;
@@ -174,10 +174,12 @@ fn backend(
     options: impl Fn(Size) -> Options + Send + Sync + 'static,
 ) -> Box<dyn Backend> {
     match device {
-        DeviceKind::Cpu => over(device, launcher, options, rank_engine),
-        DeviceKind::Cuda => over(device, launcher, options, |_, endpoint| {
+        DeviceKind::Cpu => {
+            over(device, launcher, options, |size, endpoint| rank_engine(size.threads, endpoint))
+        }
+        DeviceKind::Cuda => over(device, launcher, options, |size, endpoint| {
             own_gpu()?;
-            Ok(CudaEngine::on_rank(endpoint)?)
+            Ok(CudaEngine::on_rank(endpoint)?.with_tf32(size.tf32))
         }),
     }
 }
@@ -186,7 +188,7 @@ fn over<E: Engine + Counters + Send + 'static>(
     device: DeviceKind,
     launcher: fn(Size, Options) -> Box<dyn Launcher>,
     options: impl Fn(Size) -> Options + Send + Sync + 'static,
-    engine: impl Fn(usize, Box<dyn Communicator>) -> Result<E> + Send + Sync + 'static,
+    engine: impl Fn(Size, Box<dyn Communicator>) -> Result<E> + Send + Sync + 'static,
 ) -> Box<dyn Backend> {
     // The memory of a GPU ends with its process: there is nothing for others to take over.
     let held = device == DeviceKind::Cpu;
@@ -204,7 +206,7 @@ fn over<E: Engine + Counters + Send + 'static>(
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
-    let size = Size { ranks, threads: 1, depth: None, keeps: false };
+    let size = Size { ranks, threads: 1, depth: None, keeps: false, tf32: false };
     job_or_threads(size, Options { bind: ranks > 1, ..Options::default() })
 }
 

@@ -41,6 +41,8 @@ pub struct Settings {
     pub parallel: Parallel,
     /// Where programs run.
     pub device: DeviceKind,
+    /// Whether products of f32 may round their operands to TF32.
+    pub tf32: bool,
     /// Threads of each rank.
     pub threads: usize,
     /// Which scripts a step runs.
@@ -230,6 +232,7 @@ impl Settings {
             memory_limit: None,
             parallel: Parallel::default(),
             device: DeviceKind::Cpu,
+            tf32: false,
             threads,
             controller: Arc::new(EveryStep),
             share: BatchShare::WHOLE,
@@ -301,6 +304,7 @@ impl Settings {
             share: BatchShare::WHOLE,
             parallel,
             device: config.run.device,
+            tf32: config.precision.tf32,
             threads: config.run.threads.get(),
             saves: config.run.saves() || config.run.copy_every > 0,
         })

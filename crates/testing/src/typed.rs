@@ -32,9 +32,9 @@ fn with_type(op: &Op, dtype: DType) -> Op {
         Op::LayerNormGrad(n) => n.out = dtype,
         Op::EmbeddingGrad(e) => e.out = dtype,
         Op::LinearCrossEntropy(l) => l.out = dtype,
-        Op::AdamW(a) if dtype == DType::Bf16 => a.narrow = Some(dtype),
-        Op::Sgd(s) if dtype == DType::Bf16 => s.narrow = Some(dtype),
-        Op::Lion(l) if dtype == DType::Bf16 => l.narrow = Some(dtype),
+        Op::AdamW(a) if dtype.size() == 2 => a.narrow = Some(dtype),
+        Op::Sgd(s) if dtype.size() == 2 => s.narrow = Some(dtype),
+        Op::Lion(l) if dtype.size() == 2 => l.narrow = Some(dtype),
         _ => {}
     }
     op
@@ -47,6 +47,8 @@ fn operand_type(op: &Op, index: usize, t: &RefTensor, dtype: DType) -> DType {
         Op::LayerNormGrad(_) => index == 2 || index == 3,
         Op::CrossEntropyGrad(_) => index >= 2,
         Op::LinearCrossEntropy(_) => index == 3,
+        Op::Attend(_) => index >= 3,
+        Op::AttendGrad(_) => index == 4 || index >= 6,
         Op::AttentionGrad(g) => index == 4 && g.of.kind == AttentionKind::Flash,
         Op::AdamW(_) | Op::Sgd(_) | Op::Lion(_) | Op::LambDirection(_) => index != 1,
         Op::MemberScale(_) => index == 1,

@@ -108,8 +108,9 @@ impl CudaEngine {
         let (source, target) = (transfer.source.map(side), transfer.target.map(side));
         let accumulate = transfer.target.is_some_and(|(place, _)| run.adds(place.slot));
         let failed = |why: String| EngineError::Failed { program: program.to_owned(), why };
-        let device =
-            self.endpoint.as_ref().is_some_and(|endpoint| endpoint.comm.memory() == MEMORY);
+        let staged = self.messages_through_host && transfer.is_message();
+        let endpoint = self.endpoint.as_ref().filter(|_| !staged);
+        let device = endpoint.is_some_and(|endpoint| endpoint.comm.memory() == MEMORY);
         let mut flight = match device {
             true => InFlight::on_device(source, target),
             false => InFlight::new(&mut self.staging, source, target),

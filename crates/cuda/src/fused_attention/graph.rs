@@ -11,6 +11,7 @@ use crate::libraries::{Address, Cudnn, Handle};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Element {
     F32 = 0,
+    F16 = 2,
     I32 = 4,
     Bf16 = 9,
     Bool = 11,

@@ -1,5 +1,7 @@
 //! Causal attention as graphs: the values of all pairs of positions stay inside the fused kernel.
 
+use phalanx_ir::DType;
+
 use super::graph::{Element, Function, Graph, Lies, Over, Plan, TensorId, View};
 use super::{AttentionLibrary, FusedShape};
 use crate::error::CudaError;
@@ -57,6 +59,8 @@ impl Views {
 /// A graph with its numbers by value.
 struct Build {
     graph: Graph,
+    /// The type of queries, keys, values and probabilities.
+    of: Element,
     views: Views,
     scale: f32,
     scalars: Vec<(TensorId, f32)>,
@@ -69,6 +73,7 @@ impl Build {
             [batch, positions, heads, groups, size].map(|n| n as i64);
         Self {
             graph: Graph::new(library),
+            of: if shape.of == DType::F16 { Element::F16 } else { Element::Bf16 },
             views: Views { batch, heads, groups, positions, size },
             scale: 1.0 / (size as f32).sqrt(),
             scalars: Vec::new(),
@@ -149,16 +154,12 @@ pub(super) fn forward(
     shape: &FusedShape,
 ) -> Result<Attention, CudaError> {
     let mut b = Build::new(library, shape);
-    let (heads, groups) = (b.views.heads, b.views.groups);
+    let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =
         (b.views.rows(heads), b.views.transposed(groups), b.views.rows(groups));
     let per_row = b.views.per_row();
-    let (q, k, v) = (
-        b.memory(Element::Bf16, of_q)?,
-        b.memory(Element::Bf16, of_k)?,
-        b.memory(Element::Bf16, of_v)?,
-    );
-    let (o, lse) = (b.memory(Element::Bf16, of_q)?, b.memory(Element::F32, per_row)?);
+    let (q, k, v) = (b.memory(of, of_q)?, b.memory(of, of_k)?, b.memory(of, of_v)?);
+    let (o, lse) = (b.memory(of, of_q)?, b.memory(Element::F32, per_row)?);
     let scaled = b.scaled(q, k)?;
     let x = b.causal(scaled)?;
     let (top, sum, log) = (
@@ -173,7 +174,7 @@ pub(super) fn forward(
     b.graph.pointwise(Function::Log, [Some(sum), None, None], log, None)?;
     b.graph.pointwise(Function::Add, [Some(top), Some(log), None], lse, None)?;
     let pairs = b.views.pairs();
-    let p = b.inside(Element::Bf16, pairs)?;
+    let p = b.inside(of, pairs)?;
     b.graph.pointwise(Function::Divide, [Some(e), Some(sum), None], p, None)?;
     b.graph.matmul(p, v, o)?;
     b.planned(library, vec![q, k, v, o, lse])
@@ -187,19 +188,19 @@ pub(super) fn backward(
     shape: &FusedShape,
 ) -> Result<Attention, CudaError> {
     let mut b = Build::new(library, shape);
-    let (heads, groups) = (b.views.heads, b.views.groups);
+    let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =
         (b.views.rows(heads), b.views.transposed(groups), b.views.rows(groups));
     let (per_row, dense, turned) = (b.views.per_row(), b.views.dense(), b.views.turned_pairs());
-    let q = b.memory(Element::Bf16, of_q)?;
-    let k = b.memory(Element::Bf16, of_k)?;
-    let v = b.memory(Element::Bf16, of_k)?;
-    let o = b.memory(Element::Bf16, of_q)?;
+    let q = b.memory(of, of_q)?;
+    let k = b.memory(of, of_k)?;
+    let v = b.memory(of, of_k)?;
+    let o = b.memory(of, of_q)?;
     let lse = b.memory(Element::F32, per_row)?;
-    let dy = b.memory(Element::Bf16, of_q)?;
-    let dq = b.memory(Element::Bf16, of_q)?;
-    let dk = b.memory(Element::Bf16, of_v)?;
-    let dv = b.memory(Element::Bf16, of_v)?;
+    let dy = b.memory(of, of_q)?;
+    let dq = b.memory(of, of_q)?;
+    let dk = b.memory(of, of_v)?;
+    let dv = b.memory(of, of_v)?;
     let delta = b.memory(Element::F32, per_row)?;
     let scale = b.scalar(b.scale)?;
     let one = b.scalar(1.0)?;
@@ -217,7 +218,7 @@ pub(super) fn backward(
     let masked = b.causal(shifted)?;
     let p = b.unary(Function::Exp, masked)?;
     // dv = pᵀ·do, summed over the heads of a group.
-    let pt = b.inside(Element::Bf16, turned)?;
+    let pt = b.inside(of, turned)?;
     b.graph.reshape(p, pt)?;
     summed(&mut b, pt, dy, dv)?;
     // ds = (do·vᵀ − row sums)·p·scale.
@@ -227,7 +228,7 @@ pub(super) fn backward(
     let through = b.binary(Function::Multiply, centred, p)?;
     let ds = b.binary(Function::Multiply, through, scale)?;
     // dk = dsᵀ·q.
-    let dst = b.inside(Element::Bf16, turned)?;
+    let dst = b.inside(of, turned)?;
     b.graph.reshape(ds, dst)?;
     summed(&mut b, dst, q, dk)?;
     // dq = ds·k.
@@ -243,7 +244,7 @@ fn summed(b: &mut Build, x: TensorId, y: TensorId, out: TensorId) -> Result<(), 
         return b.graph.matmul(x, y, out);
     }
     let dense = b.views.dense();
-    let each = b.inside(Element::Bf16, dense)?;
+    let each = b.inside(b.of, dense)?;
     b.graph.matmul(x, y, each)?;
     b.graph.reduce(Over::Sum, each, out)
 }

@@ -1,5 +1,6 @@
 // Scaled dot-product attention, forward and backward, in any element type; no atomic operations, so
-// repeated runs give the same bits.
+// repeated runs give the same bits. Keys may come in parts: a call then goes on from the results of earlier
+// ones, which are of the accumulator type, as its own are.
 //
 // A warp computes one query (or one key in the gradients of keys and values). Its lanes are 32 keys
 // (queries) at a time while it scores them, and elements of the head while it sums.
@@ -8,27 +9,27 @@ struct Attend {
     i64 batch, queries, keys, heads, groups, size;
     i64 causal, drops;
     double scale;
-    // Queries of the whole sequence; what is valid here of keys, queries and heads of a group.
-    i64 all_queries, valid_keys, valid_queries, valid_group;
-    Part of_batch, of_positions, of_heads;
+    // Queries and keys of the whole sequence; what is valid here of keys, queries and heads of a group.
+    i64 all_queries, all_keys, valid_keys, valid_queries, valid_group;
+    Part of_batch, of_positions, of_heads, of_keys;
     Mask mask;
 
     __device__ __forceinline__ bool is_valid(i64 query, i64 head) const {
         return query < valid_queries && head % (heads / groups) < valid_group;
     }
 
-    // How many keys, from the first, a query sees.
+    // How many keys, from the first that is here, a query sees: places of keys increase in every order.
     __device__ __forceinline__ i64 visible(i64 query) const {
         if (!causal) return valid_keys;
-        i64 seen = of_positions.global(query) + 1 + valid_keys - all_queries;
-        return seen < 0 ? 0 : (seen < valid_keys ? seen : valid_keys);
+        i64 seen = of_keys.before(of_positions.global(query) + 1 + all_keys - all_queries);
+        return seen < valid_keys ? seen : valid_keys;
     }
 
     // The factor by which dropout multiplies a probability.
     __device__ __forceinline__ double kept(const int* key, i64 b, i64 head, i64 query, i64 j) const {
         if (!drops) return 1.0;
         i64 row = of_heads.global(head) * all_queries + of_positions.global(query);
-        bool keep = mask.keeps(key, (u64)of_batch.global(b), (u64)(row * valid_keys + j));
+        bool keep = mask.keeps(key, (u64)of_batch.global(b), (u64)(row * all_keys + of_keys.global(j)));
         return keep ? mask.scale : 0.0;
     }
 
@@ -60,9 +61,11 @@ template <class A> __device__ __forceinline__ A dot(const A* a, const A* b, i64 
     return total;
 }
 
-// With log-sum-exp (flash), or with stored probabilities: the second pass then uses the rounded ones.
-template <class T, int R>
-__global__ void attention(const T* q, const T* k, const T* v, const int* key, T* o, typename Of<T>::Acc* lse,
+// With log-sum-exp (flash), or with stored probabilities: the second pass then uses the rounded ones. Results
+// of type O go on from an attention over other keys, if there was one.
+template <class T, class O, int R>
+__global__ void attention(const T* q, const T* k, const T* v, const O* o_before,
+                          const typename Of<T>::Acc* lse_before, const int* key, O* o, typename Of<T>::Acc* lse,
                           T* probabilities, T* dropped, Attend a) {
     typedef typename Of<T>::Acc A;
     extern __shared__ double shared[];
@@ -79,6 +82,12 @@ __global__ void attention(const T* q, const T* k, const T* v, const int* key, T*
     for (int r = 0; r < R; r++) acc[r] = A(0);
     const T *k0 = k + a.key_at(b, 0, group), *v0 = v + a.key_at(b, 0, group);
     i64 apart = a.groups * a.size, row = here ? a.row_of(b, h, i) : 0;
+    if (o_before && here && a.is_valid(i, h) && lse_before[row] > -infinity<A>()) {
+        // Its exponentials sum to one, relative to their log-sum-exp.
+        top = lse_before[row], sum = A(1);
+        for (int r = 0; r < R; r++)
+            if (lane + 32 * r < a.size) acc[r] = load(o_before[a.query_at(b, i, h) + lane + 32 * r]);
+    }
     int passes = probabilities ? 2 : 1;
     for (int pass = 0; pass < passes; pass++) {
         bool last = pass == passes - 1;
@@ -126,7 +135,7 @@ __global__ void attention(const T* q, const T* k, const T* v, const int* key, T*
     A inverse = probabilities ? A(1) : (sum > A(0) ? A(1) / sum : A(0));
     for (int r = 0; r < R; r++)
         if (lane + 32 * r < a.size)
-            o[a.query_at(b, i, h) + lane + 32 * r] = Store<T>::of(seen > 0 ? acc[r] * inverse : A(0));
+            o[a.query_at(b, i, h) + lane + 32 * r] = Store<O>::of(acc[r] * inverse);
     if (lse && lane == 0) lse[row] = total;
     if (probabilities) {
         // Keys that no tile of this query covered.
@@ -160,10 +169,11 @@ __device__ __forceinline__ A probability(A score, const A* lse, const T* probabi
     return probabilities ? A(load(probabilities[row * keys + j])) : exp_of(score - lse[row]);
 }
 
-template <class T, int R>
+// The gradient of a query, added to what other keys gave, if there were any.
+template <class T, class O, int R>
 __global__ void attention_grad_queries(const T* q, const T* k, const T* v, const int* key, const T* dy,
                                        const typename Of<T>::Acc* lse, const T* probabilities,
-                                       const typename Of<T>::Acc* delta, T* dq, Attend a) {
+                                       const typename Of<T>::Acc* delta, const O* dq_before, O* dq, Attend a) {
     typedef typename Of<T>::Acc A;
     extern __shared__ double shared[];
     A *ks = (A*)shared, *vs = ks + 32 * (a.size + 1), *qs = vs + 32 * (a.size + 1), *ys = qs + WARPS * a.size;
@@ -179,7 +189,9 @@ __global__ void attention_grad_queries(const T* q, const T* k, const T* v, const
         }
     i64 most = block_reduce(seen, Larger());
     A acc[R];
-    for (int r = 0; r < R; r++) acc[r] = A(0);
+    bool adds = dq_before && here && a.is_valid(i, h);
+    for (int r = 0; r < R; r++)
+        acc[r] = adds && lane + 32 * r < a.size ? A(load(dq_before[a.query_at(b, i, h) + lane + 32 * r])) : A(0);
     const T *k0 = k + a.key_at(b, 0, group), *v0 = v + a.key_at(b, 0, group);
     i64 apart = a.groups * a.size, row = here ? a.row_of(b, h, i) : 0;
     for (i64 j0 = 0; j0 < most; j0 += 32) {
@@ -205,14 +217,15 @@ __global__ void attention_grad_queries(const T* q, const T* k, const T* v, const
     }
     if (!here) return;
     for (int r = 0; r < R; r++)
-        if (lane + 32 * r < a.size) dq[a.query_at(b, i, h) + lane + 32 * r] = Store<T>::of(acc[r]);
+        if (lane + 32 * r < a.size) dq[a.query_at(b, i, h) + lane + 32 * r] = Store<O>::of(acc[r]);
 }
 
-// The queries of all heads of a group, in order.
-template <class T, int R>
+// The queries of all heads of a group, in order, added to what other queries gave, if there were any.
+template <class T, class O, int R>
 __global__ void attention_grad_keys(const T* q, const T* k, const T* v, const int* key, const T* dy,
                                     const typename Of<T>::Acc* lse, const T* probabilities, const T* dropped,
-                                    const typename Of<T>::Acc* delta, T* dk, T* dv, Attend a) {
+                                    const typename Of<T>::Acc* delta, const O* dk_before, const O* dv_before,
+                                    O* dk, O* dv, Attend a) {
     typedef typename Of<T>::Acc A;
     extern __shared__ double shared[];
     A *qs = (A*)shared, *ys = qs + 32 * (a.size + 1), *ks = ys + 32 * (a.size + 1), *vs = ks + WARPS * a.size;
@@ -226,7 +239,12 @@ __global__ void attention_grad_keys(const T* q, const T* k, const T* v, const in
             own_v[x] = load(v[a.key_at(b, j, group) + x]);
         }
     A of_k[R], of_v[R];
-    for (int r = 0; r < R; r++) of_k[r] = of_v[r] = A(0);
+    for (int r = 0; r < R; r++) {
+        bool adds = dk_before && valid && lane + 32 * r < a.size;
+        i64 at = a.key_at(b, j, group) + lane + 32 * r;
+        of_k[r] = adds ? A(load(dk_before[at])) : A(0);
+        of_v[r] = adds ? A(load(dv_before[at])) : A(0);
+    }
     i64 each = a.heads / a.groups, apart = a.heads * a.size;
     i64 end = a.valid_queries < a.queries ? a.valid_queries : a.queries;
     for (i64 h = group * each; h < group * each + a.valid_group; h++) {
@@ -264,7 +282,7 @@ __global__ void attention_grad_keys(const T* q, const T* k, const T* v, const in
     for (int r = 0; r < R; r++)
         if (lane + 32 * r < a.size) {
             i64 at = a.key_at(b, j, group) + lane + 32 * r;
-            dk[at] = Store<T>::of(valid ? of_k[r] : A(0));
-            dv[at] = Store<T>::of(valid ? of_v[r] : A(0));
+            dk[at] = Store<O>::of(valid ? of_k[r] : A(0));
+            dv[at] = Store<O>::of(valid ? of_v[r] : A(0));
         }
 }

@@ -14,14 +14,33 @@ struct bf16 {
     u16 bits;
 };
 
+struct half {
+    u16 bits;
+};
+
 template <class T> struct Of;
 template <> struct Of<double> { typedef double Acc; };
 template <> struct Of<float> { typedef float Acc; };
 template <> struct Of<bf16> { typedef float Acc; };
+template <> struct Of<half> { typedef float Acc; };
 
 __device__ __forceinline__ double load(double x) { return x; }
 __device__ __forceinline__ float load(float x) { return x; }
 __device__ __forceinline__ float load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+__device__ __forceinline__ float load(half x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    // As the bits of a single, exponents are too small by 112; the product makes small numbers right too.
+    u32 magnitude = (u32)(x.bits & 0x7fff) << 13;
+    u32 number = __float_as_uint(__uint_as_float(magnitude) * __uint_as_float(239u << 23));
+    bool special = (x.bits & 0x7c00) == 0x7c00;
+    return __uint_as_float((special ? magnitude | 0x7f800000 : number) | (u32)(x.bits & 0x8000) << 16);
+#endif
+}
 
 // The nearest number of an element type, ties to even.
 template <class T> struct Store;
@@ -47,12 +66,29 @@ template <> struct Store<bf16> {
     static __device__ __forceinline__ bf16 of(double x) { return of((float)x); }
 };
 
+// What is too large becomes infinity.
+template <> struct Store<half> {
+    static __device__ __forceinline__ half of(float x) {
+        half y;
+#ifdef __CUDA_ARCH__
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+        u32 b = __float_as_uint(x), m = b & 0x7fffffff, sign = b >> 16 & 0x8000, shift = 126u << 23;
+        u32 small = __float_as_uint(__uint_as_float(m) + __uint_as_float(shift)) - shift;
+        u32 usual = (m - (112u << 23) + 0xfff + (m >> 13 & 1)) >> 13, large = m > 0x7f800000 ? 0x7e00 : 0x7c00;
+        y.bits = (u16)((m >= 143u << 23 ? large : m < 113u << 23 ? small : usual) | sign);
+#endif
+        return y;
+    }
+    static __device__ __forceinline__ half of(double x) { return of((float)x); }
+};
+
 // Several elements that are read or written at once.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T at[N];
 };
 
-// Sixteen bytes of elements that stay in four registers, two numbers of bf16 in each.
+// Sixteen bytes of elements that stay in four registers, two numbers of 16 bits in each.
 template <class T> struct Wide;
 template <> struct alignas(16) Wide<double> {
     enum { N = 2 };
@@ -85,6 +121,24 @@ template <> struct alignas(16) Wide<bf16> {
     }
 };
 
+template <> struct alignas(16) Wide<half> {
+    enum { N = 8 };
+    u32 v[4];
+    __device__ __forceinline__ float at(int e) const {
+        half x = {(u16)(e % 2 ? v[e / 2] >> 16 : v[e / 2])};
+        return load(x);
+    }
+    __device__ __forceinline__ void put(const float* x) {
+        for (int e = 0; e < 4; e++) {
+#ifdef __CUDA_ARCH__
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v[e]) : "f"(x[2 * e + 1]), "f"(x[2 * e]));
+#else
+            v[e] = (u32)Store<half>::of(x[2 * e + 1]).bits << 16 | Store<half>::of(x[2 * e]).bits;
+#endif
+        }
+    }
+};
+
 __device__ __forceinline__ bool aligned(const void* p, int bytes) {
     return ((u64)p & (u64)(bytes - 1)) == 0;
 }
@@ -109,6 +163,19 @@ struct Part {
     }
 
     __device__ __forceinline__ i64 len() const { return extent / shards; }
+
+    // How many of its elements, which are the first, have places below this one.
+    __device__ __forceinline__ i64 before(i64 end) const {
+        i64 block = len(), half = block / 2;
+        if (shards == 1) return within(end, block);
+        if (order == 0) return within(end - shard * block, block);
+        if (order == 1) return within((end - shard + shards - 1) / shards, block);
+        return within(end - shard * half, half) + within(end - (2 * shards - 1 - shard) * half, half);
+    }
+
+    static __device__ __forceinline__ i64 within(i64 count, i64 most) {
+        return count < 0 ? 0 : (count < most ? count : most);
+    }
 };
 
 // Extents of up to eight dims, and how many elements of each are valid; the rest is padding.

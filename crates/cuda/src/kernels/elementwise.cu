@@ -68,7 +68,7 @@ template <class A> struct Slopes {
     }
 };
 
-// The same for results in bf16, which keep eight bits: fast exponentials and quotients have twenty.
+// The same for results of 16 bits, which keep eight or eleven: fast exponentials and quotients have twenty.
 // gelu(x) = x·sigmoid(2·inner), without the loss of digits of 1 + tanh.
 __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 

@@ -3,6 +3,7 @@
 // The exponential, as exact as the element type needs.
 template <class T> __device__ __forceinline__ typename Of<T>::Acc exp_for(typename Of<T>::Acc x) { return exp_of(x); }
 template <> __device__ __forceinline__ float exp_for<bf16>(float x) { return __expf(x); }
+template <> __device__ __forceinline__ float exp_for<half>(float x) { return __expf(x); }
 
 // One row, V elements at a time: the largest and the sum of exponentials in one pass, then the
 // gradient.
@@ -47,16 +48,17 @@ __device__ __forceinline__ float power(float x) {
 #endif
 }
 
-// The same for rows of bf16 that are whole packs and fit the block's shared memory: a row is read once.
+// The same for rows of 16 bits an element that are whole packs and fit the block's shared memory: a row is read once.
 // Powers of two of scaled logits are one multiplication and addition cheaper than exponentials.
-__device__ void entropy_kept(bf16* x, int classes, i64 target, float scale, float* nll, Wide<bf16>* kept) {
+template <class T>
+__device__ void entropy_kept(T* x, int classes, i64 target, float scale, float* nll, Wide<T>* kept) {
     const int V = 8, packs = classes / V;
     const float by = 1.4426950408889634f;
     float top = -infinity<float>(), sum = 0.0f, right = 0.0f;
     if (threadIdx.x == 0 && target >= 0) right = load(x[target]);
 #pragma unroll 4
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {
-        Wide<bf16> a = ((const Wide<bf16>*)x)[p];
+        Wide<T> a = ((const Wide<T>*)x)[p];
         kept[p] = a;
 #pragma unroll
         for (int e = 0; e < V; e++) top = fmaxf(top, a.at(e));
@@ -66,7 +68,7 @@ __device__ void entropy_kept(bf16* x, int classes, i64 target, float scale, floa
     float below = -top * by;
 #pragma unroll 2
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {
-        Wide<bf16> a = kept[p];
+        Wide<T> a = kept[p];
 #pragma unroll
         for (int e = 0; e < V; e++) sum += power(fmaf(a.at(e), by, below));
     }
@@ -76,7 +78,7 @@ __device__ void entropy_kept(bf16* x, int classes, i64 target, float scale, floa
     float own = target < 0 ? 0.0f : scale;
 #pragma unroll 2
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {
-        Wide<bf16> a = kept[p];
+        Wide<T> a = kept[p];
         float y[V];
 #pragma unroll
         for (int e = 0; e < V; e++) y[e] = power(fmaf(a.at(e), by, below));
@@ -87,12 +89,13 @@ __device__ void entropy_kept(bf16* x, int classes, i64 target, float scale, floa
 #pragma unroll
         for (int e = 0; e < V; e++) y[e] *= own;
         a.put(y);
-        ((Wide<bf16>*)x)[p] = a;
+        ((Wide<T>*)x)[p] = a;
     }
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(512, 2) entropy_of_kept_rows(bf16* logits, const int* targets, const float* scale,
+template <class T>
+__global__ void __launch_bounds__(512, 2) entropy_of_kept_rows(T* logits, const int* targets, const float* scale,
                                                                float* nll, i64 rows, i64 classes, Fault* fault,
                                                                i64 site) {
     extern __shared__ double shared[];
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(512, 2) entropy_of_kept_rows(bf16* logits, con
             if (threadIdx.x == 0) report(fault, site, target, classes);
             target = -1;
         }
-        entropy_kept(logits + row * classes, (int)classes, target, *scale, nll + row, (Wide<bf16>*)shared);
+        entropy_kept(logits + row * classes, (int)classes, target, *scale, nll + row, (Wide<T>*)shared);
     }
 }
 

@@ -21,6 +21,16 @@ template <class T> __global__ void copy_strided(const T* from, T* to, Walk walk)
     }
 }
 
+// Rows of `inner` elements: of every `wanted` in the result, each is at its place among `given`.
+template <class T>
+__global__ void pick(const T* from, T* to, const i64* places, i64 wanted, i64 given, i64 inner, i64 count) {
+    for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
+        u64 row = i / (u64)inner, group = row / (u64)wanted;
+        u64 source = group * (u64)given + (u64)places[row - group * (u64)wanted];
+        to[i] = from[source * (u64)inner + (i - row * (u64)inner)];
+    }
+}
+
 template <class T> __global__ void fill(T* to, i64 count, double value) {
     for (u64 i = thread_index(); i < (u64)count; i += thread_count()) to[i] = Store<T>::of(value);
 }

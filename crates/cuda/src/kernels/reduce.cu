@@ -43,6 +43,7 @@ __global__ void reduce_parts(const T* x, double* partial, Reduction r, i64 parts
 
 template <class T> struct Longer { typedef double Of; };
 template <> struct Longer<bf16> { typedef float Of; };
+template <> struct Longer<half> { typedef float Of; };
 
 // Sums of a warp's rows, of 32 times V columns: the block adds its eight warps in their order as its part.
 template <int KIND, int V, class A>
@@ -65,7 +66,7 @@ __device__ void store_part(const A* total, double* partial, i64 columns) {
 // at a time; eight rows of a part side by side.
 template <class T, int KIND, int V>
 __global__ void __launch_bounds__(256) reduce_columns(const T* x, double* partial, i64 rows, i64 columns, i64 parts) {
-    // Few rows of a thread are exact enough in the type that bf16 is computed in.
+    // Few rows of a thread are exact enough in the type that 16 bits are computed in.
     typedef typename Longer<T>::Of A;
     i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * V;
     A total[V];

@@ -130,6 +130,8 @@ fn matrix(rows: (usize, usize), cols: (usize, usize)) -> Option<(bool, usize)> {
 pub(crate) struct ProductLibrary {
     table: &'static CublasLt,
     handle: Handle,
+    /// Whether products of f32 round their operands to TF32.
+    pub(crate) tf32: bool,
 }
 
 // SAFETY: the handle is this value's own, and one thread at a time uses it.
@@ -150,10 +152,12 @@ const ADD_BIAS: i32 = 4;
 const ADD_BIAS_AND_GELU: i32 = 164;
 const COMPUTE_F32: i32 = 68;
 const COMPUTE_F64: i32 = 70;
+const COMPUTE_TF32: i32 = 77;
 
 fn code(dtype: DType) -> i32 {
     match dtype {
         DType::F64 => 1,
+        DType::F16 => 2,
         DType::Bf16 => 14,
         _ => 0,
     }
@@ -165,12 +169,12 @@ impl ProductLibrary {
         let mut handle = null_mut();
         // SAFETY: the out-pointer is valid.
         check("cublasLtCreate", unsafe { (table.cublasLtCreate)(&mut handle) })?;
-        Ok(Self { table, handle })
+        Ok(Self { table, handle, tf32: false })
     }
 
     /// The library's first proposal for a product, or nothing if it has none.
     pub(crate) fn plan(&self, shape: &ProductShape) -> Result<Option<ProductPlan>, CudaError> {
-        let mut plan = ProductPlan::described(self.table, shape)?;
+        let mut plan = ProductPlan::described(self.table, shape, self.tf32)?;
         let (mut preference, mut found) = (null_mut(), [Heuristic::default()]);
         let mut count = 0;
         // SAFETY: the out-pointers are valid, all descriptors are, and there is room for one result.
@@ -236,10 +240,17 @@ unsafe impl Send for ProductPlan {}
 unsafe impl Sync for ProductPlan {}
 
 impl ProductPlan {
-    fn described(table: &'static CublasLt, shape: &ProductShape) -> Result<Self, CudaError> {
+    fn described(
+        table: &'static CublasLt,
+        shape: &ProductShape,
+        tf32: bool,
+    ) -> Result<Self, CudaError> {
         let wide = shape.of == DType::F64;
-        let (compute, scale) =
-            if wide { (COMPUTE_F64, DType::F64) } else { (COMPUTE_F32, DType::F32) };
+        let (compute, scale) = match shape.of {
+            DType::F64 => (COMPUTE_F64, DType::F64),
+            DType::F32 if tf32 => (COMPUTE_TF32, DType::F32),
+            _ => (COMPUTE_F32, DType::F32),
+        };
         let mut plan = Self {
             table,
             swapped: shape.swapped,

@@ -343,7 +343,8 @@ pub(crate) fn kernels() -> Vec<KernelSpec> {
         let ops = [ReduceOp::Sum, ReduceOp::Max].into_iter();
         ops.flat_map(move |op| [1, 16 / dtype.size()].map(|n| Kind::Combine(dtype, op, n)))
     };
-    let sums = [DType::F64, DType::F32, DType::Bf16, DType::I32].into_iter().flat_map(of);
+    let types = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32];
+    let sums = types.into_iter().flat_map(of);
     moves.into_iter().chain(sums).map(Kind::spec).collect()
 }
 

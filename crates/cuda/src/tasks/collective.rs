@@ -6,14 +6,15 @@
 
 use phalanx_call::{Message, Slot};
 use phalanx_comm::{
-    Blocks, CallSite, CollectiveOp, CommError, CountedEndpoint, PlacedCall, PlannedCollective,
+    Blocks, CallSite, CollectiveOp, CommError, CountedEndpoint, OpKind, PlacedCall,
+    PlannedCollective,
 };
 use phalanx_engine::{EngineError, Way};
 use phalanx_ir::Exchange;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 
-use super::movement::{filled, sliced};
-use super::{Operation, Place, Task, Tasks, copy};
+use super::movement::{filled, picked, sliced};
+use super::{Operation, Place, Task, Tasks, Var, copy};
 
 /// A collective as calls of the transport, prepared when its program is compiled.
 pub(crate) struct Transfer {
@@ -24,6 +25,24 @@ pub(crate) struct Transfer {
     pub(crate) target: Option<(Place, Extent)>,
     /// Whether the calls write only a part of the target.
     pub(crate) partly: bool,
+}
+
+impl Transfer {
+    /// Calls from all of one value to all of another.
+    fn of(calls: Vec<PlacedCall>, from: &Var, to: &Var) -> Self {
+        Self {
+            calls,
+            source: Some((from.place(), Extent::Bytes(from.bytes()))),
+            target: Some((to.place(), Extent::Bytes(to.bytes()))),
+            partly: false,
+        }
+    }
+
+    /// Whether it is between two ranks, not of a group.
+    pub(crate) fn is_message(&self) -> bool {
+        let message = |kind| matches!(kind, OpKind::Send | OpKind::Receive);
+        self.calls.iter().any(|(_, call)| message(call.op.kind()))
+    }
 }
 
 /// How many bytes a side of a transfer has.
@@ -47,24 +66,46 @@ pub(super) fn compile(
         PlannedCollective::Zeros => vec![filled(op, &out, 0.0)?],
         PlannedCollective::Copy => vec![copy(&*op.engine, &x, &out)],
         PlannedCollective::Slice { dim, start } => sliced(op, &x, &out, dim, start),
-        PlannedCollective::Pick { .. } | PlannedCollective::Dealt { .. } => {
-            return Err(
-                op.unsupported("it has no kernel for dims that are not distributed in blocks")
-            );
+        PlannedCollective::Pick { dim, places } => vec![picked(op, &x, &out, dim, &places)?],
+        PlannedCollective::Dealt { dim, places, axes, op: kind, blocks } => {
+            if collective.start {
+                return Err(op.unsupported("elements are picked, so it cannot only be started"));
+            }
+            let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
+            dealt(op, (dim, &places), calls, [x, out])?
         }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
-            let transfer = Transfer {
-                calls,
-                source: Some((x.place(), Extent::Bytes(x.bytes()))),
-                target: Some((out.place(), Extent::Bytes(out.bytes()))),
-                partly: false,
-            };
+            let transfer = Transfer::of(calls, &x, &out);
             match collective.start {
                 false => vec![Task::Transfer(transfer)],
                 true => vec![Task::Start(transfer, op.instr.outputs[0].index())],
             }
         }
+    })
+}
+
+/// A gather or scatter in blocks, with the order of elements changed after or before it, in the
+/// instruction's scratch memory.
+fn dealt(
+    op: &mut Operation<'_>,
+    (dim, places): (usize, &[usize]),
+    calls: Vec<PlacedCall>,
+    [x, out]: [Var; 2],
+) -> Result<Tasks, EngineError> {
+    let gathers = x.elements() < out.elements();
+    let shape = if gathers { out.shape.clone() } else { x.shape.clone() };
+    let Place { slot, .. } = op.scratch_at(0)?;
+    let between = Var { slot, dtype: x.dtype, valid: shape.clone(), shape };
+    Ok(match gathers {
+        true => vec![
+            Task::Transfer(Transfer::of(calls, &x, &between)),
+            picked(op, &between, &out, dim, places)?,
+        ],
+        false => vec![
+            picked(op, &x, &between, dim, places)?,
+            Task::Transfer(Transfer::of(calls, &between, &out)),
+        ],
     })
 }
 

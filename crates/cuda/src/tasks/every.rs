@@ -55,7 +55,7 @@ fn kernels() -> (BTreeMap<String, KernelSpec>, BTreeSet<&'static str>) {
     let (mut found, mut ops) = (BTreeMap::new(), BTreeSet::new());
     for case in instances::every() {
         let given: Vec<_> = case.operands.iter().map(|(t, _)| t.clone()).collect();
-        for dtype in [DType::F64, DType::F32, DType::Bf16] {
+        for dtype in [DType::F64, DType::F32, DType::Bf16, DType::F16] {
             let (op, operands) = in_type(&case.op, &given, dtype);
             if WITHOUT_KERNEL.contains(&op.variant()) {
                 continue;

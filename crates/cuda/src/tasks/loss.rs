@@ -9,7 +9,7 @@ use phalanx_ir::{DType, ProductLoops, StridedLoop};
 
 use super::rows::threads;
 use super::{Arg, KernelTask, Operation, Place, Task, Tasks, Var};
-use crate::kernels::{KernelSpec, MOST_SHARED, Source};
+use crate::kernels::{KernelSpec, MOST_SHARED, Source, is_narrow};
 use crate::products::{Adding, Operands, Product};
 use crate::requirements::{chunk_bytes, chunk_rows};
 
@@ -108,9 +108,9 @@ impl Chunk {
             adding,
         )?;
         let site = op.engine.site(&op.program.name, "target");
-        // A row of whole packs of bf16 is kept in shared memory.
+        // A row of whole packs of 16 bits an element is kept in shared memory.
         let row = self.classes * x.dtype.size();
-        let kept = x.dtype == DType::Bf16 && row.is_multiple_of(16) && row <= MOST_SHARED as usize;
+        let kept = is_narrow(x.dtype) && row.is_multiple_of(16) && row <= MOST_SHARED as usize;
         let args = vec![
             Arg::Pointer(logits),
             Arg::Pointer(own(&inputs[2], 1)),
@@ -124,7 +124,8 @@ impl Chunk {
         let blocks = [count as u32, 1, 1];
         let entropy = match kept {
             true => {
-                let kernel = KernelSpec::plain(Source::Loss, "entropy_of_kept_rows");
+                let types = [op.float(x.dtype)?];
+                let kernel = KernelSpec::of(Source::Loss, "entropy_of_kept_rows", &types);
                 KernelTask::new(kernel, blocks, 512, args).sharing(row)
             }
             false => {

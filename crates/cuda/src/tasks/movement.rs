@@ -40,7 +40,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
 
 /// A copy of a value into another output, or its addition to what is there.
 pub(crate) fn copy(engine: &dyn Resources, from: &Var, to: &Var) -> Task {
-    if !matches!(to.dtype, DType::F64 | DType::F32 | DType::Bf16) {
+    if !to.dtype.is_float() {
         return Task::Copy { from: from.place(), to: to.place(), bytes: to.bytes() };
     }
     // Adding to padding does no harm: it may hold anything.
@@ -82,6 +82,23 @@ pub(super) fn sliced(op: &Operation<'_>, x: &Var, out: &Var, dim: usize, start: 
     tasks
 }
 
+/// Some places of a dim, in the order of the list.
+pub(super) fn picked(
+    op: &mut Operation<'_>,
+    x: &Var,
+    out: &Var,
+    dim: usize,
+    places: &[usize],
+) -> Result<Task, EngineError> {
+    let bytes: Vec<u8> = places.iter().flat_map(|&at| (at as i64).to_ne_bytes()).collect();
+    let list = op.engine.constant(&bytes)?;
+    let inner: usize = out.shape[dim + 1..].iter().product();
+    let kernel = KernelSpec::of(Source::Movement, "pick", &[bits_of(out.dtype)]);
+    let mut args = vec![x.arg(), out.arg(), list];
+    args.extend([out.shape[dim], x.shape[dim], inner, out.elements()].map(|n| Arg::Int(n as i64)));
+    Ok(op.over(out.elements(), kernel, args))
+}
+
 /// Parts one after the other along a dim, from index `first`; zeros elsewhere. Only the valid elements
 /// of a part count.
 fn joined(op: &Operation<'_>, inputs: &[Var], out: &Var, dim: usize, first: usize) -> Tasks {
@@ -110,12 +127,7 @@ fn walked(
 ) -> Task {
     let (size, count) = (out.dtype.size(), shape.iter().product::<usize>());
     let place = |var: &Var, at: usize| -> Place { var.place().add(at * size) };
-    let name = match size {
-        8 => "u64",
-        4 => "u32",
-        2 => "u16",
-        _ => "u8",
-    };
+    let name = bits_of(out.dtype);
     let mut words = vec![shape.len() as i64, count as i64];
     for numbers in [shape, from, to] {
         words.extend(padded(numbers));
@@ -126,6 +138,16 @@ fn walked(
         Arg::Words(words),
     ];
     op.over(count, KernelSpec::of(Source::Movement, "copy_strided", &[name]), args)
+}
+
+/// The name in kernels of words as large as a type's elements.
+const fn bits_of(dtype: DType) -> &'static str {
+    match dtype.size() {
+        8 => "u64",
+        4 => "u32",
+        2 => "u16",
+        _ => "u8",
+    }
 }
 
 /// The stride of each dim of a repetition in its operand: none where it is repeated.

@@ -1,17 +1,18 @@
 //! Shapes that only a GPU computes in reasonable time, compared with other ways to compute them there.
 
 use phalanx_cuda::CudaEngine;
-use phalanx_ir::ops::{Attention, AttentionGrad, AttentionKind, LinearCrossEntropy};
+use phalanx_ir::ops::{Attention, AttentionGrad, AttentionKind, LinearCrossEntropy, Matmul};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Op};
 use phalanx_reference::RefTensor;
+use phalanx_testing::instances::apply;
 use phalanx_testing::threads::furthest;
 
 use crate::gpu;
 use crate::ops::on_gpu;
 
-/// The library's attention and ours, at the head widths of real models: the same numbers, as far as bf16 has
-/// them.
+/// The library's attention and ours, at the head widths of real models: the same numbers, as far as 16 bits
+/// have them.
 #[test]
 fn attention_of_the_library_is_ours() {
     if !gpu::is_here("attention_of_the_library_is_ours") {
@@ -21,21 +22,22 @@ fn attention_of_the_library_is_ours() {
         eprintln!("SKIPPED attention_of_the_library_is_ours: {why}");
         return;
     }
-    let bf16 = |name: &str, shape: &[usize]| {
-        RefTensor::normal(DType::Bf16, shape, Stream::named(11, name))
-    };
     let mut library = CudaEngine::new().unwrap();
     let mut own = CudaEngine::new().unwrap().with_own_attention();
     let of = Attention { kind: AttentionKind::Flash, causal: true, dropout: 0.0, site: 1 };
-    for (width, heads, groups, len) in [(64, 4, 4, 256), (128, 4, 2, 384), (64, 6, 3, 200)] {
-        let q = bf16("q", &[2, len, heads, width]);
-        let (k, v) = (bf16("k", &[2, len, groups, width]), bf16("v", &[2, len, groups, width]));
+    let sizes = [(64, 4, 4, 256), (128, 4, 2, 384), (64, 6, 3, 200)];
+    let types = [DType::Bf16, DType::F16].into_iter();
+    for (dtype, (width, heads, groups, len)) in types.flat_map(|of| sizes.map(|size| (of, size))) {
+        let random = |name: &str, heads: usize| {
+            RefTensor::normal(dtype, &[2, len, heads, width], Stream::named(11, name))
+        };
+        let (q, k, v) = (random("q", heads), random("k", groups), random("v", groups));
         let forward: Op = of.into();
         let operands = [q.clone(), k.clone(), v.clone()];
         let kept = on_gpu(&mut library, &forward, &operands, 0.0);
         let ours = on_gpu(&mut own, &forward, &operands, 0.0);
         let backward: Op = AttentionGrad { of }.into();
-        let dy = bf16("dy", &[2, len, heads, width]);
+        let dy = random("dy", heads);
         let operands = [q, k, v, ours[0].clone(), ours[1].clone(), dy];
         let grads = on_gpu(&mut library, &backward, &operands, 0.0);
         let our_grads = on_gpu(&mut own, &backward, &operands, 0.0);
@@ -44,10 +46,30 @@ fn attention_of_the_library_is_ours() {
             let off = furthest(theirs, ours);
             assert!(
                 off <= 2e-2,
-                "width {width}, heads {heads}/{groups}: result {i} is off by {off:e}"
+                "{dtype}, width {width}, heads {heads}/{groups}: result {i} is off by {off:e}"
             );
         }
     }
+}
+
+/// Products of f32 round their operands to TF32 if they are asked to, and only then.
+#[test]
+fn tf32_rounds_the_operands_of_products() {
+    if !gpu::is_here("tf32_rounds_the_operands_of_products") {
+        return;
+    }
+    let spec = "ab,bc->ac".parse().unwrap();
+    let op: Op = Matmul { spec, out: DType::F32, add: false }.into();
+    let random = |name: &str| RefTensor::normal(DType::F32, &[512, 512], Stream::named(3, name));
+    let operands = [random("a"), random("b")];
+    let run = |tf32: bool| {
+        let mut engine = CudaEngine::new().unwrap().with_tf32(tf32);
+        on_gpu(&mut engine, &op, &operands, 0.0).swap_remove(0)
+    };
+    let expected = apply(&op, &operands).swap_remove(0);
+    let (exact, rounded) = (furthest(&run(false), &expected), furthest(&run(true), &expected));
+    assert!(exact <= 1e-5, "without rounding it is off by {exact:e}");
+    assert!((1e-5..1e-2).contains(&rounded), "with rounding it is off by {rounded:e}");
 }
 
 /// A loss of so many rows that its logits do not fit into one chunk is that of its parts.

@@ -91,7 +91,7 @@ fn tolerance(dtype: DType) -> f64 {
 /// An op in every element type, overwriting and adding; says what is wrong.
 fn check(engine: &mut CudaEngine, op: &Op, given: &[RefTensor]) -> Vec<String> {
     let mut wrong = Vec::new();
-    for dtype in [DType::F64, DType::F32, DType::Bf16] {
+    for dtype in [DType::F64, DType::F32, DType::Bf16, DType::F16] {
         let (op, operands) = in_type(op, given, dtype);
         let expected = apply(&op, &operands);
         for before in [0.0, 0.75] {

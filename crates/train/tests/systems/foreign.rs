@@ -21,8 +21,8 @@ pub(crate) fn backend() -> Box<dyn Backend> {
         launcher: |size: Size| -> Box<dyn Launcher> {
             Box::new(Streams { ranks: size.ranks, options: Options::default() })
         },
-        engine: |threads, endpoint| {
-            Ok(Remote::new(move || rank_engine(threads, endpoint).unwrap()))
+        engine: |size: Size, endpoint| {
+            Ok(Remote::new(move || rank_engine(size.threads, endpoint).unwrap()))
         },
         requirements: Remote::<CpuEngine>::requirements_around(host::requirements()),
     })

@@ -59,10 +59,13 @@ struct Trained {
 }
 
 /// Layouts of every kind.
-const LAYOUTS: [&[&str]; 5] = [
+const LAYOUTS: [&[&str]; 8] = [
     &["parallel.tp=2", "parallel.sp=true"],
     &["parallel.dp=2", "parallel.zero=3", "parallel.tp=2"],
     &["parallel.cp=2", "parallel.dp=2", "parallel.zero=1"],
+    &["parallel.cp=2", "parallel.cp_kind=ring"],
+    &["parallel.cp=2", "parallel.cp_kind=ring", "parallel.cp_order=striped", "parallel.tp=2"],
+    &["parallel.tp=4", "parallel.tp_kind=2d"],
     &["parallel.pp=2", "train.microbatches=4", "parallel.schedule=zb-h1"],
     &["parallel.pp=2", "train.microbatches=4", "parallel.dp=2", "parallel.zero=2"],
 ];
@@ -73,8 +76,13 @@ fn a_hundred_steps_follow_the_cpu() {
         return;
     }
     let bf16 = ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=bf16"];
-    let cases: [(&[&str], f64); 3] =
-        [(&["precision.compute=f64"], 1e-9), (&["precision.compute=f32"], 1e-3), (&bf16, 5e-2)];
+    let f16 = ["precision.compute=f16", "precision.weights=f16"];
+    let cases: [(&[&str], f64); 4] = [
+        (&["precision.compute=f64"], 1e-9),
+        (&["precision.compute=f32"], 1e-3),
+        (&bf16, 5e-2),
+        (&f16, 5e-2),
+    ];
     for model in [llama, gpt] {
         for (sets, bound) in cases {
             let loaded = model(sets);
