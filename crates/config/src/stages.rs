@@ -56,7 +56,7 @@ impl Config {
         let shape = ScheduleShape::new(stages, self.train.microbatches.get());
         let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into());
         let shape = shape.pairs(parallel.pairs.get()).concat(parallel.concat.into());
-        let built = named.build(shape.memory(parallel.schedule_memory.get()));
+        let built = named.outline(shape.memory(parallel.schedule_memory.get()));
         let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, "train.microbatches"];
         let legal = built.is_ok();
         values.rule(&keys, legal, || {
@@ -143,7 +143,7 @@ impl Config {
         let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
         let works = |named: NamedSchedule, pp: usize, parts: usize| {
             named
-                .build(ScheduleShape::new(pp, parts))
+                .outline(ScheduleShape::new(pp, parts))
                 .is_ok_and(|schedule| schedule.rematerialises())
         };
         let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));

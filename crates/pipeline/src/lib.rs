@@ -4,7 +4,7 @@
 //! its chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked
 //! when it is made, so every schedule can be run, simulated and drawn: [`simulate()`] gives the
 //! start and end of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table
-//! and reads it back. [`split`] says which layers of a model each stage has.
+//! and reads it back. [`split`] says which layers of a model each stage has, and [`plan`] how many stages to make of them.
 //!
 //! ```
 //! use phalanx_pipeline::{NamedSchedule, ScheduleShape, Times, TurnCosts, simulate};
@@ -29,6 +29,7 @@ mod flow;
 mod named;
 pub mod picture;
 mod placement;
+pub mod plan;
 mod schedule;
 pub mod schedules;
 mod simulate;

@@ -8,7 +8,7 @@ use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
     Demand, RoundConcat, Warmup, breadth_first, chimera, dualpipe, gpipe, interleaved, naive,
-    one_f_one_b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v,
+    one_f_one_b, v_half, v_min, zb_auto, zb_auto_outline, zb_h1, zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -177,6 +177,17 @@ impl NamedSchedule {
     /// The schedule of this shape. zb-auto is searched for stages whose parts all take as long.
     pub fn build(self, shape: ScheduleShape) -> Result<Schedule> {
         self.build_for(shape, &TurnCosts::even(Times { f: 1.0, b: 1.0, w: 1.0 }, 0.0)?)
+    }
+
+    /// A schedule for checks of settings: what [`NamedSchedule::build`] refuses is refused, and stages, chunks and numbers of turns are
+    /// the same; but nothing is searched.
+    pub fn outline(self, shape: ScheduleShape) -> Result<Schedule> {
+        if self != NamedSchedule::ZbAuto {
+            return self.build(shape);
+        }
+        let ScheduleShape { stage_groups: p, microbatches: m, memory, .. } = shape;
+        self.legal(p, m, shape.chunks.unwrap_or(self.usual_chunks()), &shape)?;
+        zb_auto_outline(p, m, memory)
     }
 
     /// The schedule of this shape; zb-auto is searched for these times, others do not depend on them.

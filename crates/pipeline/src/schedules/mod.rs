@@ -24,6 +24,7 @@ pub use naive::naive;
 pub use one_f_one_b::{Warmup, one_f_one_b};
 pub use v_half::v_half;
 pub use v_min::v_min;
+pub(crate) use zb_auto::zb_auto_outline;
 pub use zb_auto::{Demand, zb_auto};
 pub use zb_h1::zb_h1;
 pub use zb_h2::zb_h2;

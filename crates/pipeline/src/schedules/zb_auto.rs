@@ -7,15 +7,13 @@
 //! The search costs milliseconds, finds the optimum of every case that can be enumerated, and reaches the published
 //! rates of ZB-1p and ZB-2p without an integer program.
 
-use std::collections::VecDeque;
-
 use phalanx_script::Part;
 
 use crate::costs::Times;
 use crate::error::{PipelineError, Result};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
-use crate::turn::Turn;
+use crate::turn::{Turn, b, fwd, w, weave};
 
 /// What a schedule is searched for.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,17 +31,8 @@ pub struct Demand {
 /// The schedule of `m` micro-batches with the shortest span that was found.
 pub fn zb_auto(m: usize, demand: &Demand) -> Result<Schedule> {
     let p = demand.stages.len();
-    let room = demand.memory * p as f64;
-    // Steps that do not depend on the limit: so more memory is never slower.
-    let step = (p / 8).max(1);
-    let most = ((room / step as f64 + TINY) as usize).min(2 * m.div_ceil(step));
-    if most == 0 {
-        return Err(PipelineError::Shape {
-            what: format!("zb-auto cannot run in a memory of {} shares", demand.memory),
-            why: format!("a stage group keeps at least {step} of the {p} micro-batches of a share"),
-            nearest: format!("{} shares", step as f64 / p as f64),
-        });
-    }
+    let (step, most) = rooms(p, demand.memory)?;
+    let most = most.min(2 * m.div_ceil(step));
     let scale = demand.stages.iter().map(|t| t.f + t.b + t.w).fold(0.0, f64::max);
     let scaled = |t: &Times| Times { f: t.f / scale, b: t.b / scale, w: t.w / scale };
     let stages: Vec<Times> = demand.stages.iter().map(scaled).collect();
@@ -52,6 +41,34 @@ pub fn zb_auto(m: usize, demand: &Demand) -> Result<Schedule> {
     (1..=most).rev().for_each(|steps| search.with_room((steps * step) as f64));
     let lists = search.best.map(|best| best.lists).unwrap_or_default();
     Schedule::from_lists("zb-auto", m, Placement::looped(p, 1)?, lists)
+}
+
+/// What a search of this memory would be refused for, and lists of the same size that need no search: those of ZB-H1, or one
+/// micro-batch after the other where there is memory for one.
+pub(crate) fn zb_auto_outline(p: usize, m: usize, memory: f64) -> Result<Schedule> {
+    let (step, most) = rooms(p, memory)?;
+    Schedule::new("zb-auto", m, Placement::looped(p, 1)?, |i| match step * most {
+        1 => weave([fwd(0..m), b(0..m), w(0..m)]),
+        _ => {
+            let warm = m.min(p - i);
+            fwd(0..warm).then(weave([b(0..m), w(0..m).late(i), fwd(warm..m)]))
+        }
+    })
+}
+
+/// The sizes of memory that are tried, in micro-batches: multiples of a step, and how many of them there are. The step does not depend
+/// on the limit: so more memory is never slower.
+fn rooms(p: usize, memory: f64) -> Result<(usize, usize)> {
+    let step = (p / 8).max(1);
+    let most = (memory * p as f64 / step as f64 + TINY) as usize;
+    match most {
+        0 => Err(PipelineError::Shape {
+            what: format!("zb-auto cannot run in a memory of {memory} shares"),
+            why: format!("a stage group keeps at least {step} of the {p} micro-batches of a share"),
+            nearest: format!("{} shares", step as f64 / p as f64),
+        }),
+        most => Ok((step, most)),
+    }
 }
 
 /// Times are compared up to this; the longest stage takes 1.
@@ -157,7 +174,7 @@ impl<'a> Play<'a> {
     /// The schedule, unless some group takes longer than `least`.
     fn run(mut self, least: f64) -> Option<Found> {
         let m = self.search.m;
-        let mut queue: VecDeque<usize> = (0..self.groups.len()).collect();
+        let mut queue: Vec<usize> = (0..self.groups.len()).collect();
         while let Some(at) = self.earliest(&queue) {
             let group = queue[at];
             self.decide(group)?;
@@ -178,7 +195,7 @@ impl<'a> Play<'a> {
         })
     }
 
-    fn earliest(&self, queue: &VecDeque<usize>) -> Option<usize> {
+    fn earliest(&self, queue: &[usize]) -> Option<usize> {
         let now = |at: &usize| self.groups[queue[*at]].now;
         (0..queue.len()).min_by(|a, b| now(a).total_cmp(&now(b)))
     }

@@ -8,6 +8,7 @@ mod closed_forms;
 mod dualpipe;
 mod golden;
 mod pictures;
+mod planners;
 mod refusals;
 mod support;
 mod tables;

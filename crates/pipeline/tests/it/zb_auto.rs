@@ -1,7 +1,8 @@
 //! The search of zb-auto: published rates, exhaustive search where that is possible, and its limits.
 
 use phalanx_pipeline::{
-    Demand, Part, Placement, Schedule, Timeline, Times, Turn, TurnCosts, simulate, zb_auto,
+    Demand, NamedSchedule, Part, Placement, Schedule, ScheduleShape, Timeline, Times, Turn,
+    TurnCosts, simulate, zb_auto,
 };
 
 use crate::support::times;
@@ -145,4 +146,26 @@ fn stages_may_be_uneven() {
 fn memory_for_less_than_one_micro_batch_is_refused() {
     let text = zb_auto(4, &demand(4, times(1.0, 1.0, 1.0), 0.0, 0.2, 1.0)).unwrap_err().to_string();
     assert!(text.contains("0.2 shares") && text.contains("0.25 shares"), "{text}");
+}
+
+/// What settings are checked with has the size of what is searched, and is refused alike.
+#[test]
+fn an_outline_is_as_long_as_what_is_searched() {
+    for (p, m) in [(1, 1), (1, 4), (2, 4), (4, 2), (4, 8), (9, 9)] {
+        for memory in [0.01, 0.25, 0.5, 1.0, 2.0] {
+            let shape = ScheduleShape::new(p, m).memory(memory);
+            let [found, outline] =
+                [NamedSchedule::ZbAuto.build(shape), NamedSchedule::ZbAuto.outline(shape)];
+            match (found, outline) {
+                (Ok(found), Ok(outline)) => {
+                    assert_eq!(found.all().count(), outline.all().count());
+                    assert_eq!(found.placement(), outline.placement());
+                    assert_eq!((found.name(), found.splits()), (outline.name(), outline.splits()));
+                    let what = format!("p {p} m {m} memory {memory}");
+                    assert_eq!(found.rematerialises(), outline.rematerialises(), "{what}");
+                }
+                (found, outline) => assert_eq!(found.err(), outline.err(), "p {p} m {m}"),
+            }
+        }
+    }
 }
