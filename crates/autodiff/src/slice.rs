@@ -28,16 +28,23 @@ impl Recompute {
     /// Every policy.
     pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-    fn remakes(self, instr: &Instr, value: ValueId) -> bool {
+    fn remakes(self, graph: &Graph<'_>, value: ValueId) -> bool {
         match self {
             Recompute::None => false,
             Recompute::Full => true,
-            Recompute::Selective => {
-                let result = instr.outputs.iter().position(|&v| v == value);
-                result.is_some_and(|result| instr.op.is_bulky(result))
-            }
+            Recompute::Selective => is_bulky(graph, value),
         }
     }
+}
+
+/// Whether a value is bulky, or made of a bulky one by an op that changes each row by itself: the
+/// probabilities of scores.
+fn is_bulky(graph: &Graph<'_>, value: ValueId) -> bool {
+    let Some((_, instr)) = graph.making(value) else { return false };
+    let result = instr.outputs.iter().position(|&v| v == value);
+    let by_row = matches!(instr.op, Op::Scale(_) | Op::Cast(_) | Op::Softmax(_) | Op::Dropout(_));
+    result.is_some_and(|result| instr.op.is_bulky(result))
+        || (by_row && is_bulky(graph, instr.inputs[0]))
 }
 
 impl fmt::Display for Recompute {
@@ -168,7 +175,7 @@ impl<'a> Cut<'a> {
                 continue;
             }
             let remade = instr.op.is_view()
-                || recompute.remakes(instr, value)
+                || recompute.remakes(&self.graph, value)
                 || self.is_cheap(instr, value, &read);
             if remade {
                 stack.extend(&instr.inputs);

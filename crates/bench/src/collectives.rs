@@ -55,7 +55,7 @@ pub fn collectives(
         let rows = transport::collectives(&*launcher, &[size]).map_err(|f| lost(f, ranks))?;
         for row in rows {
             tell(&CollectiveRow {
-                op: row.op.name(),
+                op: transport::name(row.op),
                 bytes: row.bytes,
                 median_us: row.median_us,
                 gib_per_s: row.gib_per_s,

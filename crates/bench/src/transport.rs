@@ -19,15 +19,34 @@ use phalanx_sys::Arena;
 pub(crate) const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 /// The calls that are measured.
-const OPS: [OpKind; 4] =
-    [OpKind::AllReduce, OpKind::AllGather, OpKind::ReduceScatter, OpKind::AllToAll];
+const OPS: [OpKind; 7] = [
+    OpKind::AllReduce,
+    OpKind::AllGather,
+    OpKind::ReduceScatter,
+    OpKind::AllToAll,
+    OpKind::Permute,
+    OpKind::Broadcast,
+    OpKind::Reduce,
+];
+
+/// What a call is named where programs use it: blocks that go around a ring of ranks, or from and to
+/// one rank after the other.
+pub(crate) fn name(op: OpKind) -> &'static str {
+    match op {
+        OpKind::Permute => "turn",
+        OpKind::Broadcast => "broadcast_block",
+        OpKind::Reduce => "reduce_block",
+        other => other.name(),
+    }
+}
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Row {
     /// What was called.
     pub(crate) op: OpKind,
-    /// Bytes of the full tensor: the result of `all_gather`, the input of the others.
+    /// Bytes of the full tensor: the result of `all_gather`, the input of the others; of calls that
+    /// move a block, the bytes of that.
     pub(crate) bytes: usize,
     /// The median time of a call, in microseconds.
     pub(crate) median_us: f64,
@@ -116,6 +135,8 @@ fn touched(op: OpKind, ranks: usize) -> f64 {
     match op {
         OpKind::ReduceScatter => 1.0 + 1.0 / n,
         OpKind::AllReduce => 3.0 - 1.0 / n,
+        // The root reads a block of every rank.
+        OpKind::Reduce => 1.0 + n,
         _ => 2.0,
     }
 }
@@ -123,7 +144,9 @@ fn touched(op: OpKind, ranks: usize) -> f64 {
 /// One rank's memory, and what it does with it.
 struct Bench {
     op: OpKind,
-    call: Call<'static>,
+    /// One call, or one for each root: these take turns, as blocks do in a stream.
+    calls: Vec<Call<'static>>,
+    round: usize,
     send: Buffer,
     receive: Buffer,
 }
@@ -137,19 +160,30 @@ impl Bench {
     ) -> Result<Self, CommError> {
         let full = bytes / size_of::<f32>();
         let part = full / ranks;
-        let (call, block) = match op {
-            OpKind::AllGather => (CollectiveOp::AllGather, part),
-            OpKind::ReduceScatter => (CollectiveOp::ReduceScatter(ReduceOp::Sum), part),
-            OpKind::AllToAll => (CollectiveOp::AllToAll, part),
-            _ => (CollectiveOp::AllReduce(ReduceOp::Sum), full),
+        let own = endpoint.rank();
+        let (to, from) = (Some((own + ranks - 1) % ranks), Some((own + 1) % ranks));
+        let (ops, block) = match op {
+            OpKind::AllGather => (vec![CollectiveOp::AllGather], part),
+            OpKind::ReduceScatter => (vec![CollectiveOp::ReduceScatter(ReduceOp::Sum)], part),
+            OpKind::AllToAll => (vec![CollectiveOp::AllToAll], part),
+            OpKind::Permute => (vec![CollectiveOp::Permute { to, from }], full),
+            OpKind::Broadcast => {
+                ((0..ranks).map(|root| CollectiveOp::Broadcast { root }).collect(), full)
+            }
+            OpKind::Reduce => {
+                let reduce = |root| CollectiveOp::Reduce { root, reduction: ReduceOp::Sum };
+                ((0..ranks).map(reduce).collect(), full)
+            }
+            _ => (vec![CollectiveOp::AllReduce(ReduceOp::Sum)], full),
         };
-        let call = Call::new(GroupId::WORLD, call, DType::F32, Blocks::contiguous(block));
+        let call = |op| Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(block));
+        let calls = ops.into_iter().map(call).collect();
         // Ones everywhere, except in the buffer that is summed in place many times, which must stay
         // small.
         let value = if op == OpKind::AllReduce { 0.0 } else { 1.0 };
         let (send, receive) =
             (Buffer::new(endpoint, full, value)?, Buffer::new(endpoint, full, value)?);
-        Ok(Self { op, call, send, receive })
+        Ok(Self { op, calls, round: 0, send, receive })
     }
 
     fn time_copy(&mut self, endpoint: &mut dyn Communicator) -> Result<Duration, CommError> {
@@ -161,11 +195,18 @@ impl Bench {
 
     fn time_call(&mut self, endpoint: &mut dyn Communicator) -> Result<Duration, CommError> {
         endpoint.barrier(GroupId::WORLD)?;
+        let call = &self.calls[self.round % self.calls.len()];
+        let is_root = call.op.root() == Some(endpoint.rank());
+        self.round += 1;
+        let (send, receive) = (self.send.values(), self.receive.values());
         let start = Instant::now();
-        if self.op == OpKind::AllReduce {
-            endpoint.run_in_place(&self.call, self.send.values())?;
-        } else {
-            endpoint.run(&self.call, self.send.values(), self.receive.values())?;
+        match self.op {
+            OpKind::AllReduce => endpoint.run_in_place(call, send)?,
+            // Only the root has a block to send, or gets one.
+            OpKind::Broadcast if !is_root => endpoint.run(call, &[], receive)?,
+            OpKind::Broadcast => endpoint.run_in_place(call, send)?,
+            OpKind::Reduce if !is_root => endpoint.run(call, send, &mut [])?,
+            _ => endpoint.run(call, send, receive)?,
         }
         Ok(start.elapsed())
     }
@@ -203,13 +244,16 @@ mod tests {
     fn rows_are_complete_and_consistent() {
         let sizes = [4 << 10, 64 << 10];
         let rows = collectives(&Threads::new(2), &sizes).unwrap();
-        assert_eq!(rows.len(), 8);
+        assert_eq!(rows.len(), 14);
         for row in rows {
             let gib = row.bytes as f64 / (1u64 << 30) as f64;
             assert!((row.gib_per_s * row.median_us * 1e-6 / gib - 1.0).abs() < 1e-9, "{row:?}");
             assert!(row.copy_limit_us > 0.0, "{row:?}");
         }
-        // The formulas of the contract at two ranks: X, 3X/4 and 5X/4.
+        // The formulas of the contract at two ranks: X, 3X/4 and 5X/4; a block is copied, or two are
+        // read and one is written.
+        assert_eq!([OpKind::Permute, OpKind::Broadcast].map(|op| touched(op, 2)), [2.0; 2]);
+        assert_eq!(touched(OpKind::Reduce, 2), 3.0);
         assert_eq!(touched(OpKind::AllGather, 2), 2.0);
         assert_eq!(touched(OpKind::ReduceScatter, 2), 1.5);
         assert_eq!(touched(OpKind::AllReduce, 2), 2.5);

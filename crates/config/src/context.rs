@@ -4,6 +4,7 @@ use super::parallel::ParallelConfig;
 use super::setting::choice;
 use super::values::Values;
 use phalanx_error::Problem;
+use phalanx_ir::ops::AttentionKind;
 
 choice! {
     /// How attention sees the whole sequence.
@@ -15,7 +16,7 @@ choice! {
         /// Keys and values are passed around a ring.
         Ring = "ring",
         /// Ring self-attention with stored scores.
-        Rsa = "rsa" later,
+        Rsa = "rsa",
     }
 }
 
@@ -39,20 +40,19 @@ impl CpKind {
             CpKind::Ulysses | CpKind::AllGather | CpKind::Rsa => CpOrder::Block,
         }
     }
+
+    /// The attention that it is meant for.
+    pub(super) fn usual_attention(self) -> AttentionKind {
+        match self {
+            CpKind::Rsa => AttentionKind::Materialised,
+            CpKind::Ulysses | CpKind::AllGather | CpKind::Ring => AttentionKind::Flash,
+        }
+    }
 }
 
 impl ParallelConfig {
-    /// Refuses kinds of context parallelism that do not exist yet.
+    /// Refuses orders that a kind of context parallelism cannot deal.
     pub(super) fn check_cp_kind(&self, values: &mut Values) {
-        let built = match self.cp_kind {
-            CpKind::Ulysses | CpKind::AllGather | CpKind::Ring => true,
-            CpKind::Rsa => false,
-        };
-        values.rule(&["parallel.cp_kind"], built, || {
-            let kind = self.cp_kind.name();
-            Problem::new(format!("parallel.cp_kind = \"{kind}\" is not built yet"))
-                .nearest("parallel.cp_kind = \"ring\", \"ulysses\" or \"allgather\"")
-        });
         let (kind, order) = (self.cp_kind.name(), self.cp_order.name());
         let distributed = self.cp_kind == CpKind::Ring || self.cp_order == CpOrder::Block;
         values.rule(&["parallel.cp_order", "parallel.cp_kind"], distributed, || {

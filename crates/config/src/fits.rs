@@ -53,24 +53,34 @@ impl Config {
         });
     }
 
-    /// A ring passes keys on between ranks that have some, and never has all scores.
+    /// A ring passes keys on between ranks that have some, and stores all scores or none.
     fn check_ring(&self, values: &mut Values) {
         let (cp, seq) = (self.parallel.cp.get(), self.train.seq_len.get());
-        if self.parallel.cp_kind != CpKind::Ring || cp == 1 {
-            return;
-        }
+        let (stored, other) = match self.parallel.cp_kind {
+            CpKind::Ring if cp > 1 => (false, "allgather"),
+            CpKind::Rsa if cp > 1 => (true, "ring"),
+            _ => return,
+        };
         values.rule(&["parallel.cp", "train.seq_len"], seq >= cp, || {
             Problem::new(format!("train.seq_len = {seq} is shorter than parallel.cp = {cp} ranks"))
                 .because("in a ring each rank has positions of every sequence")
                 .nearest(format!("parallel.cp = {seq}, or train.seq_len = {cp}"))
         });
-        let flash = self.model.attention == AttentionKind::Flash;
-        values.rule(&["parallel.cp_kind", "model.attention"], flash, || {
-            Problem::new(
-                "parallel.cp_kind = \"ring\" does not work with model.attention = \"materialised\"",
-            )
-            .because("a ring sees some keys at a time, and stored scores are those of all keys")
-            .nearest("model.attention = \"flash\", or parallel.cp_kind = \"allgather\"")
+        let (kind, attention) = (self.parallel.cp_kind.name(), self.model.attention);
+        let fits = stored == (attention == AttentionKind::Materialised);
+        values.rule(&["parallel.cp_kind", "model.attention"], fits, || {
+            let problem = Problem::new(format!(
+                "parallel.cp_kind = \"{kind}\" does not work with model.attention = \"{attention}\""
+            ));
+            let (why, works) = match stored {
+                true => ("it passes blocks between rows of stored scores", "materialised"),
+                false => {
+                    ("a ring sees some keys at a time, and stored scores are those of all", "flash")
+                }
+            };
+            problem.because(why).nearest(format!(
+                "model.attention = \"{works}\", or parallel.cp_kind = \"{other}\""
+            ))
         });
     }
 

@@ -214,7 +214,7 @@ impl Config {
         let run = RunConfig::read(values, cores, parallel.ranks());
         let data = DataConfig::read(values, run.seed);
         let mut train = TrainConfig::read(values);
-        let model = ModelConfig::read(values, train.seq_len);
+        let model = ModelConfig::read(values, train.seq_len, parallel.cp_kind);
         // The sequence length of a preset or of the defaults is for their model, not for this one.
         if !values.by_user("train.seq_len") && train.seq_len > model.context {
             let (context, asked) = (model.context, train.seq_len);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use phalanx_ir::ops::AttentionKind;
 use toml_edit::Value;
 
+use super::context::CpKind;
 use super::key::section;
 use super::setting::{Count, Fraction, Positive, Setting, choice, quoted, words};
 use super::values::Values;
@@ -12,7 +13,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[model]`: the network's kind, shape and numerical details.
-    pub struct ModelConfig in "model" (seq_len: Count) {
+    pub struct ModelConfig in "model" (seq_len: Count, cp_kind: CpKind) {
         /// Family of networks.
         kind: ModelKind = "llama"; aka "arch" "architecture" "name" "flavor" "model_type",
         /// Number of blocks (llama, gpt2) or hidden layers (mlp).
@@ -46,7 +47,9 @@ section! {
         /// Share of elements that dropout sets to zero during training.
         dropout: Fraction = "0.0"; aka "hidden_dropout" "attention_dropout" "resid_pdrop",
         /// Attention that never stores the score matrix (flash), or one that does.
-        attention: AttentionKind = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
+        attention: AttentionKind = "materialised for parallel.cp_kind = \"rsa\", else flash"
+            => cp_kind.usual_attention();
+            aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
         /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It

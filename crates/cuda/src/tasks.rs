@@ -9,6 +9,7 @@ mod collective;
 mod elementwise;
 #[cfg(test)]
 mod every;
+mod key_product;
 mod loss;
 mod matmul;
 mod movement;
@@ -241,6 +242,10 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         }
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Attend(_) | Op::AttendGrad(_) => {
             attention::compile(op)
+        }
+        Op::KeyProduct(product) => {
+            let product = *product;
+            key_product::compile(op, product)
         }
         Op::LinearCrossEntropy(loss) => {
             let loss = *loss;

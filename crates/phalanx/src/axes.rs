@@ -1,7 +1,7 @@
 //! Which axes of a mesh are used, and by what.
 
 use phalanx_ir::{Axis, Mesh, Model};
-use phalanx_session::Parallel;
+use phalanx_session::{Parallel, Replicas};
 
 use crate::mistake::Mistake;
 
@@ -50,7 +50,9 @@ fn is_used(parallel: &Parallel, model: &Model, axis: &str) -> bool {
     let by_note = |layout: &str| {
         layout.split(|c| !letter(c)).any(|word| is_part(word, axis) || is_part(axis, word))
     };
+    let apart = parallel.replicas.is_some() && axis == Replicas::AXIS;
     parallel.search
+        || apart
         || strategies.into_iter().any(by_strategy)
         || notes.into_iter().any(|(_, layout)| by_note(layout))
 }

@@ -22,6 +22,8 @@ pub(crate) struct Asked {
     pub(crate) batch: Option<usize>,
     pub(crate) seq_len: usize,
     pub(crate) microbatches: usize,
+    /// Replicas that train by themselves: each has a model of its share of a micro-batch.
+    pub(crate) replicas: usize,
     pub(crate) compute: DType,
 }
 
@@ -57,6 +59,7 @@ impl Subject {
             Subject::Model(_) => asked.batch.unwrap_or(rows),
             Subject::Architecture(_) => asked.batch.unwrap_or(32),
         };
+        let rows = rows * asked.replicas;
         if batch == 0 || batch % rows != 0 {
             let parts = format!("micro-batches of {rows} samples");
             return Err(Mistake::Uneven { batch, parts }.into());
@@ -75,11 +78,17 @@ impl Subject {
             }
             Subject::Architecture(architecture) => {
                 let (batch, parts) = (asked.batch.unwrap_or(32), asked.microbatches);
-                if parts == 0 || batch % parts != 0 {
-                    let parts = format!("{parts} micro-batches");
+                let pieces = parts * asked.replicas;
+                if pieces == 0 || batch % pieces != 0 {
+                    let parts = match asked.replicas {
+                        1 => format!("{parts} micro-batches"),
+                        replicas => {
+                            format!("{parts} micro-batches for each of {replicas} replicas")
+                        }
+                    };
                     return Err(Mistake::Uneven { batch, parts }.into());
                 }
-                let shape = BatchShape { batch: batch / parts, seq: asked.seq_len };
+                let shape = BatchShape { batch: batch / pieces, seq: asked.seq_len };
                 let build = |purpose| architecture.build(shape, asked.compute, purpose);
                 let mut models = Models::trained(build(Purpose::Train)?);
                 if all {

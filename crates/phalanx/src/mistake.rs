@@ -43,6 +43,9 @@ pub enum Mistake {
         "nothing is divided over the {size} ranks of the axis `{axis}`: they would all do the same"
     )]
     UnusedAxis { axis: String, size: usize },
+    /// Local SGD beside something that needs a common step.
+    #[error("replicas that train by themselves do not work with {other}")]
+    Replicas { other: &'static str },
     /// Another number of processes than the mesh has ranks.
     #[error("Trainer::ranks asks for {processes} processes, but the mesh needs {ranks}")]
     Processes { processes: usize, ranks: usize },
@@ -135,6 +138,9 @@ impl Mistake {
                 "add the axis in Trainer::mesh(\"… {axis}=2\") ({axis}=1 for none), or name another \
                  axis in the strategy's field `axis`"
             ),
+            M::Replicas { other } => {
+                format!("leave Trainer::local_sgd out, or go without {other}")
+            }
             M::UnusedAxis { axis, .. } => format!(
                 "add a strategy for `{axis}` with Trainer::strategy, annotate a value of the model \
                  with it (Tensor::annotate), or leave it out of Trainer::mesh"

@@ -22,6 +22,7 @@ use crate::evaluate::Evaluation;
 use crate::forms::{Asked, Ready, Subject, Use};
 use crate::mistake::{Mistake, check_clip, check_optimizer, check_rate};
 use crate::ranks_as::RanksAs;
+use crate::replicas::LocalSgd;
 use crate::report::Report;
 use crate::stepper::Stepper;
 use crate::training::{Hooks, Training, Validation};
@@ -55,6 +56,7 @@ pub struct Trainer<'a> {
     threads: Option<usize>,
     memory_limit: Option<u64>,
     parallel: Parallel,
+    local_sgd: Option<LocalSgd>,
     ranks: Option<RanksAs>,
     mesh_mistake: Option<IrError>,
     validation: Option<Validation>,
@@ -113,12 +115,19 @@ impl<'a> Trainer<'a> {
             optimizer: Optimizer::adamw(),
             clip: Some(1.0),
             steps: 100,
-            asked: Asked { batch: None, seq_len: 128, microbatches: 1, compute: DType::F32 },
+            asked: Asked {
+                batch: None,
+                seq_len: 128,
+                microbatches: 1,
+                replicas: 1,
+                compute: DType::F32,
+            },
             recompute: Recompute::None,
             seed: 0,
             threads: None,
             memory_limit: None,
             parallel: Parallel::default(),
+            local_sgd: None,
             ranks: None,
             mesh_mistake: None,
             validation: None,
@@ -338,6 +347,10 @@ impl<'a> Trainer<'a> {
             return Err(Mistake::EvaluateEveryZero.into());
         }
         self.checkpoints.check()?;
+        if let Some(asked) = self.local_sgd {
+            self.parallel.replicas = asked.on(&self.parallel, self.steps, self.asked.compute)?;
+            self.asked.replicas = self.parallel.replica_count();
+        }
         let ready = self.subject.ready(self.asked, used).map_err(in_own_words)?;
         check_axes(&self.parallel, &ready.models.train)?;
         let settings = self.settings(&ready);
@@ -368,7 +381,10 @@ impl<'a> Trainer<'a> {
             device: DeviceKind::Cpu,
             tf32: false,
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
-            controller: Arc::new(EveryStep),
+            controller: match self.parallel.replicas {
+                Some(replicas) => Arc::new(replicas),
+                None => Arc::new(EveryStep),
+            },
             share: BatchShare::WHOLE,
             saves: self.checkpoints.every.is_some(),
         }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh, Model, Order};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Cube, Cut, Ddp, Fsdp, Megatron, Optimus, Ring, Sequence, TensorPlan,
-    Ulysses, Zero,
+    AllGatherKv, Automatic, Cube, Cut, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention,
+    Sequence, TensorPlan, Ulysses, Zero,
 };
 use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
 use phalanx_config::{CpKind, CpOrder, LayoutKind, SyncKind, SyncMomentum, TpKind, ZeroStage};
-use phalanx_error::{Error, Problem, Result};
+use phalanx_error::Result;
 
 /// A strategy that several threads may read.
 pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
@@ -97,7 +97,7 @@ impl Parallel {
                     };
                     Arc::new(Ring { order, ..Ring::default() })
                 }
-                kind @ CpKind::Rsa => return Err(unbuilt("cp_kind", kind.name())),
+                CpKind::Rsa => Arc::new(RingSelfAttention::default()),
             });
         }
         Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)?, replicas })
@@ -184,11 +184,6 @@ impl fmt::Debug for Parallel {
     }
 }
 
-/// A kind that files and options refuse already; a configuration made in code can still have it.
-fn unbuilt(key: &str, kind: &str) -> Error {
-    Error::refused(Problem::new(format!("parallel.{key} = \"{kind}\" is not built yet")))
-}
-
 /// The replicas of a configuration that train by themselves, if they do.
 fn replicas(config: &phalanx_config::ParallelConfig, last: u64) -> Option<Replicas> {
     let (warmup, states) = match config.sync {
@@ -207,20 +202,4 @@ fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
     let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use phalanx_config::{Config, Count, Sources};
-
-    use super::*;
-
-    #[test]
-    fn a_kind_that_is_not_built_is_no_other_one() {
-        let config = Config::load(&Sources::default().preset("tiny")).unwrap().config.parallel;
-        let two = Count::new(2).unwrap();
-        let stored = phalanx_config::ParallelConfig { cp: two, cp_kind: CpKind::Rsa, ..config };
-        let refused = Parallel::new(&stored, 1).unwrap_err();
-        assert!(refused.to_string().contains("cp_kind = \"rsa\" is not built yet"), "{refused}");
-    }
 }

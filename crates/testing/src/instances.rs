@@ -8,11 +8,11 @@ use phalanx_engine::Engine;
 use phalanx_ir::ops::{
     AdamW, Attend, AttendGrad, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds,
     Broadcast, Cast, Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout,
-    Embedding, EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, LambDirection, LayerNorm,
-    LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares, PackedMatmul, Pad,
-    Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd,
-    Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind,
-    ZeroPadding,
+    Embedding, EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, KeyForm, KeyProduct, LambDirection,
+    LayerNorm, LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares,
+    PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary,
+    Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary,
+    UnaryGrad, UnaryKind, ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -312,8 +312,9 @@ impl Cases {
                 operands.push(normal("do", &[2, s, h, 2]));
                 operands.extend(of.drops().then(|| key.clone()));
                 self.attend(AttentionGrad { of }.into(), of.drops(), &operands);
-                if kind == AttentionKind::Flash {
-                    self.steps(of, &operands);
+                match kind {
+                    AttentionKind::Flash => self.steps(of, &operands),
+                    AttentionKind::Materialised => self.key_products(of, &operands),
                 }
             }
         }
@@ -329,6 +330,22 @@ impl Cases {
         self.attend(AttendGrad { of, goes_on: false }.into(), of.drops(), operands);
         let later = [&operands[..6], &operands[..3], key].concat();
         self.attend(AttendGrad { of, goes_on: true }.into(), of.drops(), &later);
+    }
+
+    /// Products with stored scores, first steps and later ones, from the operands of a gradient.
+    fn key_products(&mut self, of: Attention, operands: &[RefTensor]) {
+        let [q, k, p] = [&operands[0], &operands[1], &operands[4]];
+        for goes_on in [false, true] {
+            for (form, causal, own, so_far) in [
+                (KeyForm::Scores, of.causal, [q, k], p),
+                (KeyForm::Weighted, false, [p, k], q),
+                (KeyForm::Sums, false, [p, q], k),
+            ] {
+                let op = KeyProduct { form, key_heads: k.shape()[2], causal, goes_on };
+                let so_far = goes_on.then_some(so_far);
+                self.add(op, &own.into_iter().chain(so_far).collect::<Vec<_>>());
+            }
+        }
     }
 
     fn attend(&mut self, op: Op, keyed: bool, operands: &[RefTensor]) {

@@ -59,11 +59,12 @@ fn collectives_have_a_row_for_each_op_and_size() {
     let dir = tempfile::tempdir().unwrap();
     let command = ["bench", "collectives", "--ranks", "2", "--json"];
     let rows = phalanx(dir.path(), &[&command]).ok().json();
-    assert_eq!(rows.len(), 20);
     let ops = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
+    let ops = [&ops[..], &["turn", "broadcast_block", "reduce_block"]].concat();
+    assert_eq!(rows.len(), 5 * ops.len());
     for (row, at) in rows.iter().zip(0..) {
-        let kib = [4, 64, 1 << 10, 16 << 10, 64 << 10][at / 4];
-        assert_eq!((&row["op"], &row["bytes"]), (&ops[at % 4].into(), &(kib << 10).into()));
+        let kib = [4, 64, 1 << 10, 16 << 10, 64 << 10][at / ops.len()];
+        assert_eq!((&row["op"], &row["bytes"]), (&ops[at % ops.len()].into(), &(kib << 10).into()));
         let [us, rate] = ["median_us", "gib_per_s"].map(|key| row[key].as_f64().unwrap());
         let gib = row["bytes"].as_f64().unwrap() / (1u64 << 30) as f64;
         assert!((rate * us * 1e-6 / gib - 1.0).abs() < 1e-9, "{row}");

@@ -17,6 +17,7 @@ mod inputs;
 mod interruptions;
 #[cfg(target_os = "linux")]
 mod limits;
+mod long_context;
 #[cfg(target_os = "linux")]
 mod lost_hosts;
 #[cfg(target_os = "linux")]

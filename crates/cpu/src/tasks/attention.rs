@@ -194,21 +194,33 @@ pub(super) fn accesses(
     outputs: &[Var],
     share: Share,
 ) -> Vec<Access> {
-    let pairs = share.of(shape.pairs());
+    let sizes = (shape.batch, shape.kv_heads);
+    pair_accesses(sizes, inputs, outputs, share, attention.drops())
+}
+
+/// The same for any op whose workers divide pairs of `batch` sequences and so many heads; a random
+/// key, if it is keyed, is the last operand.
+pub(super) fn pair_accesses(
+    (batch, heads): (usize, usize),
+    inputs: &[Var],
+    outputs: &[Var],
+    share: Share,
+    keyed: bool,
+) -> Vec<Access> {
+    let pairs = share.of(batch * heads);
     // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.
-    let heads = shape.kv_heads;
     let whole = pairs.start.is_multiple_of(heads) && pairs.end.is_multiple_of(heads);
     let part = |var: &Var| {
         if pairs.is_empty() {
             0..0
         } else if whole {
-            let sample = var.elements() / shape.batch;
+            let sample = var.elements() / batch;
             pairs.start / heads * sample..pairs.end / heads * sample
         } else {
             0..var.elements()
         }
     };
-    let is_key = |i: usize| attention.drops() && i + 1 == inputs.len();
+    let is_key = |i: usize| keyed && i + 1 == inputs.len();
     let read = inputs
         .iter()
         .enumerate()

@@ -12,6 +12,7 @@ mod context;
 mod embedding_grad;
 mod extent;
 mod fused;
+mod key_product;
 mod loss;
 mod lowered;
 mod matmul;
@@ -162,6 +163,7 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Rotary(rotary) => rotary::compile(op, rotary),
         Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
         Op::Attend(_) | Op::AttendGrad(_) => attend::compile(op),
+        Op::KeyProduct(product) => key_product::compile(op, product),
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }

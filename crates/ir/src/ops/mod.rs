@@ -8,6 +8,7 @@ mod collective;
 mod elementwise;
 mod embedding;
 mod fused;
+mod key_product;
 mod loss;
 mod matmul;
 mod members;
@@ -39,6 +40,7 @@ pub use elementwise::{
 };
 pub use embedding::{Embedding, EmbeddingGrad};
 pub use fused::{Fused, FusedArg, FusedStep};
+pub use key_product::{KeyForm, KeyProduct};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
 pub use members::{Bounds, MemberScale, MemberSquares};
@@ -255,6 +257,7 @@ ops! {
     AttentionGrad(AttentionGrad),
     Attend(Attend),
     AttendGrad(AttendGrad),
+    KeyProduct(KeyProduct),
     Softmax(Softmax),
     SoftmaxGrad(SoftmaxGrad),
     Dropout(Dropout),
@@ -324,6 +327,7 @@ impl Op {
                 let (of, goes_on) = attend::read(attrs)?;
                 AttendGrad { of, goes_on }.into()
             }
+            "key_product" => key_product::read(attrs)?.into(),
             "softmax" => Softmax.into(),
             "softmax_grad" => SoftmaxGrad.into(),
             "dropout" => Dropout { p: attrs.take("p")?, site: attrs.take("site")? }.into(),

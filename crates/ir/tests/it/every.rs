@@ -49,6 +49,9 @@ program formed {
   %35, %36 = attend(k, %34, %34, o, lse, causal=true, dropout=0, site=1, goes_on=true) : f32[1,8,2,2]{1:a}, f32[1,2,8]{2:a}
   %37, %38, %39 = attend_grad(k, %34, %34, o, lse, o, causal=true, dropout=0, site=1, goes_on=false) : f32[1,8,2,2]{1:a}, f32[1,8,2,2]{1:a+1}, f32[1,8,2,2]{1:a+1}
   %40 = shard<a>(x, dim=0, order=zigzag) : f32[8,4]{0:a@zigzag}
+  %41 = key_product(k, %34, form=scores, key_heads=2, causal=true, goes_on=false) : f32[1,2,8,8]{2:a}
+  %42 = key_product(%41, %34, o, form=weighted, key_heads=2, causal=false, goes_on=true) : f32[1,8,2,2]{1:a}
+  %43 = key_product(%41, k, form=sums, key_heads=2, causal=false, goes_on=false) : f32[1,8,2,2]{1:a+1}
 }
 ";
 

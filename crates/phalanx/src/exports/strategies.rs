@@ -122,6 +122,17 @@ pub use phalanx_spmd::strategies::Optimus;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Ring;
+/// Context parallelism with stored scores: keys, then values go around a ring of ranks. The model's
+/// attention stores its scores.
+///
+/// ```
+/// use phalanx::RingSelfAttention;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("cp=2").strategy(RingSelfAttention::default())
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::RingSelfAttention;
 /// Sequence parallelism: what lies between split weights is split along the sequence.
 ///
 /// ```

@@ -8,6 +8,7 @@ use phalanx_spmd::Strategy;
 
 use super::Trainer;
 use crate::ranks_as::RanksAs;
+use crate::replicas::LocalSgd;
 
 impl Trainer<'_> {
     /// The ranks and how they are arranged: `dp=2 tp=2` are four ranks, in two pairs that share the
@@ -144,6 +145,31 @@ impl Trainer<'_> {
     /// ```
     pub fn strategy(mut self, strategy: impl Strategy + Send + Sync + 'static) -> Self {
         self.parallel.strategies.push(Arc::new(strategy));
+        self
+    }
+
+    /// Lets the ranks along the axis `dp` be replicas that train by themselves, each on its share of the
+    /// batch, and take the mean of their weights from time to time. Gradients are clipped in each
+    /// replica by itself; losses are means over replicas.
+    ///
+    /// ```
+    /// use phalanx::{LocalSgd, Mlp, Optimizer, Table, Trainer};
+    ///
+    /// let loss = |mesh: &str, every: usize| {
+    ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![-1.0, 1.0, 3.0, 5.0]);
+    ///     let trainer = Trainer::new(Mlp::regression(1, [], 1)).batch(4).lr(1e-2).steps(6).threads(1);
+    ///     let trainer = trainer.optimizer(Optimizer::sgd(0.0)).clip(None).mesh(mesh);
+    ///     let trainer = trainer.data(Table::new(4).input("x", x).target("y", y));
+    ///     trainer.local_sgd(LocalSgd { every, ..LocalSgd::default() }).run().map(|r| r.last_loss())
+    /// };
+    /// // A mean after every step of plain gradient descent is data parallelism.
+    /// let (one, always) = (loss("dp=1", 1)?, loss("dp=2", 1)?);
+    /// assert!((always - one).abs() < 1e-5 * one);
+    /// assert!(loss("dp=2", 3)? < 2.0 * one);
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn local_sgd(mut self, how: LocalSgd) -> Self {
+        self.local_sgd = Some(how);
         self
     }
 }

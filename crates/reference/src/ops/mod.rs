@@ -7,6 +7,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod fused;
+mod key_product;
 mod loss;
 mod matmul;
 mod members;
@@ -62,6 +63,7 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::AttentionGrad(op) => attention::attention_grad(&op.of, &call),
         Op::Attend(op) => attend::attend(op, &call),
         Op::AttendGrad(op) => attend::attend_grad(op, &call),
+        Op::KeyProduct(op) => key_product::key_product(op, &call),
         Op::Softmax(_) => softmax::softmax(&call),
         Op::SoftmaxGrad(_) => softmax::softmax_grad(&call),
         Op::Dropout(op) => dropout::dropout(op, &call),

@@ -4,7 +4,7 @@ use phalanx_config::Loaded;
 use phalanx_ir::Order;
 use phalanx_script::Part;
 use phalanx_session::SharedStrategy;
-use phalanx_spmd::strategies::{AllGatherKv, Ring, Ulysses};
+use phalanx_spmd::strategies::{AllGatherKv, Ring, RingSelfAttention, Ulysses};
 
 use crate::support::{agrees, gpt, laid, llama, on, shared};
 
@@ -14,9 +14,10 @@ const WIDTH: u64 = 256;
 const HEADS: u64 = 8;
 
 /// A layer large enough that bytes count for more than calls.
-fn layer(kv_heads: u64) -> Loaded {
+fn layer(kv_heads: u64, attention: &str) -> Loaded {
     let kv = format!("model.kv_heads={kv_heads}");
     llama(&[
+        &format!("model.attention={attention}"),
         "model.layers=1",
         "model.width=256",
         "model.heads=8",
@@ -29,7 +30,16 @@ fn layer(kv_heads: u64) -> Loaded {
 
 /// Elements of 8 bytes that one rank sends in the block's forward and in its backward; and how.
 fn sent(kv_heads: u64, degree: u64, strategy: SharedStrategy) -> ([u64; 2], String) {
-    let laid = laid(&layer(kv_heads), Some(on(&format!("cp={degree}"), [strategy])));
+    sent_with(kv_heads, degree, strategy, "flash")
+}
+
+fn sent_with(
+    kv_heads: u64,
+    degree: u64,
+    strategy: SharedStrategy,
+    attention: &str,
+) -> ([u64; 2], String) {
+    let laid = laid(&layer(kv_heads, attention), Some(on(&format!("cp={degree}"), [strategy])));
     let rows = [Part::F, Part::BW].map(|part| laid.in_segment(1, part));
     let sums = rows.each_ref().map(|rows| rows.iter().map(|(_, _, bytes)| bytes / 8).sum());
     (sums, format!("{kv_heads} key heads on {degree} ranks: {rows:?}"))
@@ -137,5 +147,35 @@ fn a_ring_does_what_one_rank_does() {
             let sets = ["parallel.cp_kind=ring", &order, "model.dropout=0.2", &cp, &seq];
             agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
         }
+    }
+}
+
+/// Keys go around once for the scores and values once for the result: 2(P−1) blocks. The backward passes
+/// both again, and as many blocks of sums of their gradients.
+#[test]
+fn ring_self_attention_passes_blocks_on() {
+    for degree in [2, 4] {
+        for kv_heads in [8, 2, 1] {
+            let block = BATCH * SEQ / degree * (WIDTH / HEADS * kv_heads);
+            let once = 2 * (degree - 1) * block;
+            let ([forward, backward], what) =
+                sent_with(kv_heads, degree, shared(RingSelfAttention::default()), "materialised");
+            assert_eq!((forward, backward), (once, 2 * once), "{what}");
+            assert!(!what.contains("all_gather"), "{what}");
+        }
+    }
+}
+
+#[test]
+fn ring_self_attention_does_what_one_rank_does() {
+    for (kv_heads, degree, seq) in [(4, 2, 8), (2, 4, 8), (1, 4, 13), (2, 2, 7), (2, 3, 11)] {
+        let kv = format!("model.kv_heads={kv_heads}");
+        let (cp, seq) = (format!("parallel.cp={degree}"), format!("train.seq_len={seq}"));
+        let sets = ["parallel.cp_kind=rsa", &kv, &cp, &seq];
+        agrees(&format!("{sets:?}"), &llama(&sets), None);
+        let sets = ["parallel.cp_kind=rsa", "model.dropout=0.2", &cp, &seq];
+        agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
+        let sets = ["parallel.cp_kind=rsa", "train.recompute=selective", &kv, &cp, &seq];
+        agrees(&format!("{sets:?}"), &llama(&sets), None);
     }
 }
