@@ -131,7 +131,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 CONF
   export SLURM_CONF=$WORK/slurm/slurm.conf
   munged --foreground --force --key-file="$WORK/slurm/munge.key" --socket="$WORK/slurm/munge.socket" \
-    --pid-file="$WORK/slurm/munge.pid" --log-file="$WORK/slurm/munge.log" --seed-file="$WORK/slurm/munge.seed" &
+    --pid-file="$WORK/slurm/munge.pid" --log-file="$WORK/slurm/munge.log" --seed-file="$WORK/slurm/munge.seed" >"$WORK/slurm/munge.out" 2>&1 &
   STARTED+=($!)
   sleep 1
   slurmctld -D >"$WORK/slurm/ctld.out" 2>&1 &

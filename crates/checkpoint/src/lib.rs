@@ -15,6 +15,7 @@ mod entry;
 mod folder;
 mod header;
 mod manifest;
+mod past_cache;
 mod reader;
 mod storage;
 mod writer;

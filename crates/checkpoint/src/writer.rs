@@ -9,6 +9,7 @@ use phalanx_error::{Error, Problem, Result};
 
 use crate::header::Header;
 use crate::manifest::{FileSummary, Piece};
+use crate::past_cache::past_cache;
 use crate::storage::FileSink;
 
 /// Bytes that have one hash.
@@ -32,8 +33,10 @@ impl FileWriter {
         let told = |error: io::Error| Error::failed(Problem::io("cannot write", &path, &error));
         let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(told)?;
         let encoded = header.encode();
-        file.set_len((encoded.len() + header.data) as u64).map_err(told)?;
-        Self::over(&path, name, header, &encoded, Box::new(file))
+        let bytes = encoded.len() + header.data;
+        file.set_len(bytes as u64).map_err(told)?;
+        let sink = past_cache(file, &path, bytes).map_err(told)?;
+        Self::over(&path, name, header, &encoded, sink)
     }
 
     /// A file that lies elsewhere: `path` says where, for people, and `encoded` is its header.

@@ -264,3 +264,38 @@ fn old_checkpoints_and_those_of_an_abandoned_future_are_removed() {
     write(root, 35, &mut draws, &shapes);
     assert_eq!(names(), ["step-00000030", "step-00000035"]);
 }
+
+/// Whichever way bytes take to the disk, the file has them at their places: on a disk, and in memory, where
+/// nothing can go past the cache.
+#[test]
+fn a_file_has_the_bytes_that_were_written_wherever_they_begin_and_end() {
+    let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    for folder in [disk, Path::new("/dev/shm")].into_iter().filter(|folder| folder.is_dir()) {
+        let dir = tempfile::tempdir_in(folder).unwrap();
+        let mut draws = Draws::new(5);
+        for file in 0..4 {
+            let bytes: Vec<u8> = (0..(5 << 20) + 77 * file).map(|n| ((n * 7) >> 3) as u8).collect();
+            let mut cuts: Vec<usize> = (0..12).map(|_| draws.below(bytes.len())).collect();
+            // Also at blocks, and around them.
+            cuts.extend([0, 1 << 16, (1 << 20) - 1, 1 << 20, (2 << 20) + 1, bytes.len()]);
+            cuts.sort_unstable();
+            let mut parts: Vec<Range<usize>> = cuts
+                .windows(2)
+                .map(|ends| ends[0]..ends[1])
+                .filter(|part| !part.is_empty())
+                .collect();
+            for at in (1..parts.len()).rev() {
+                parts.swap(at, draws.below(at + 1));
+            }
+            let header = Header { placed: Vec::new(), data: bytes.len() };
+            let name = format!("{file}");
+            let writer = FileWriter::create(dir.path(), &name, &header).unwrap();
+            for part in parts {
+                writer.write(part.start as u64, &bytes[part]).unwrap();
+            }
+            writer.finish().unwrap();
+            let found = fs::read(dir.path().join(name)).unwrap();
+            assert!(found[found.len() - bytes.len()..] == bytes, "{}", folder.display());
+        }
+    }
+}

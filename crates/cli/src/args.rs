@@ -152,15 +152,8 @@ pub(crate) enum Command {
         /// The folder of a run.
         #[arg(long, value_name = "DIR")]
         run: PathBuf,
-        /// The folder to write; it is created if it does not exist.
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-        /// The element type to store weights in.
-        #[arg(long, value_enum, default_value = "f32")]
-        dtype: Dtype,
-        /// Prints JSON: one compact object per line.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        to: HfFolder,
     },
     /// Shows, checks or converts the checkpoints of runs.
     #[command(subcommand)]
@@ -244,16 +237,23 @@ pub(crate) enum CheckpointCommand {
     Convert {
         /// The folder of a run, for its newest whole checkpoint, or of a checkpoint.
         dir: PathBuf,
-        /// The folder to write; it is created if it does not exist.
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-        /// The element type to store weights in.
-        #[arg(long, value_enum, default_value = "f32")]
-        dtype: Dtype,
-        /// Prints JSON: one compact object.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        to: HfFolder,
     },
+}
+
+/// A Hugging Face folder to write.
+#[derive(clap::Args, Debug)]
+pub(crate) struct HfFolder {
+    /// The folder to write; it is created if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The element type to store weights in.
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) dtype: Dtype,
+    /// Prints JSON: one compact object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Subcommand, Debug)]

@@ -20,8 +20,8 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<()> {
             Ok(())
         }
         CheckpointCommand::Check { dir, json } => check(&open(dir)?, *json),
-        CheckpointCommand::Convert { dir, out, dtype, json } => {
-            convert(open(dir)?, out, (*dtype).into(), *json)
+        CheckpointCommand::Convert { dir, to } => {
+            convert(open(dir)?, &to.out, to.dtype.into(), to.json)
         }
     }
 }

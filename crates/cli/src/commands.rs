@@ -82,7 +82,7 @@ fn alone(command: &Command) -> Result<()> {
     match command {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
-        Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
+        Command::Export { run, to } => export(run, &to.out, to.dtype.into(), to.json),
         Command::Explain { settings, segment, part, ranks, rank, svg } => {
             let part = part.map(Into::into);
             let (segment, drawing) = (segment.clone(), svg.is_some());
@@ -137,7 +137,7 @@ fn found(settings: &Settings, given: Option<&Path>) -> Result<Option<Resume>> {
         Err(_) => "runs".into(),
     };
     match given {
-        Some(given) => Resume::find(given, &runs()).map(Some),
+        Some(given) => Resume::find(given, runs).map(Some),
         None => Ok(Resume::of_requeued(runs)?.map(|(resumed, text)| {
             if !job::is_later_rank() {
                 out::error(&format!("note: {text}"));

@@ -21,6 +21,8 @@ enum Kind {
     Hangs,
     /// The process that has started the rank ends, as if its host was lost.
     LosesHost,
+    /// That process stops, and the rank: the host says nothing any more, and closes nothing.
+    Freezes,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,10 +71,13 @@ impl Fault {
         match self.kind {
             Kind::Suffers(fate) => suffer(fate),
             Kind::LosesHost => {
-                let agent = std::os::unix::process::parent_id().to_string();
-                let _ = std::process::Command::new("kill").args(["-9", &agent]).status();
+                signal_agent("-KILL");
                 // The rank ends with it.
                 std::thread::sleep(Duration::from_secs(60));
+            }
+            Kind::Freezes => {
+                signal_agent("-STOP");
+                suffer(Fate::Stop);
             }
             Kind::Panics => panic!("asked for by {VARIABLE}"),
             Kind::Hangs => loop {
@@ -80,6 +85,12 @@ impl Fault {
             },
         }
     }
+}
+
+/// Sends a signal to the process that has started this one.
+fn signal_agent(signal: &str) {
+    let agent = std::os::unix::process::parent_id().to_string();
+    let _ = std::process::Command::new("kill").args([signal, &agent]).status();
 }
 
 fn read(text: &str) -> Result<Vec<Fault>> {
@@ -96,6 +107,7 @@ fn one(text: &str) -> Option<Fault> {
         "panic" => Kind::Panics,
         "hang" => Kind::Hangs,
         "host" => Kind::LosesHost,
+        "freeze" => Kind::Freezes,
         _ => return None,
     };
     let (mut rank, mut step, mut phase, mut nth, mut epoch) = (None, None, None, 1, 0);

@@ -15,7 +15,7 @@ use phalanx_script::Part;
 
 use super::codec::{decoded, encoded};
 use super::{
-    Field, InstanceCosts, Lowered, Models, Parallel, Pipeline, Prepared, Settings, StepData,
+    Field, InstanceCosts, Lowered, Models, Parallel, Pipeline, Prepared, Settings, StepData, host,
     initial, job,
 };
 use phalanx_comm::CommError;
@@ -69,8 +69,10 @@ pub(super) fn measured(model: &Model, settings: &Settings) -> Result<Vec<Instanc
     };
     let seed = settings.seed;
     let models = Models::trained(sample);
-    let kept = kept(model, &Lowered::new(&models, settings.clone())?);
-    let mut session = Prepared::new(&models, settings)?.start(&initial(seed))?;
+    let lowered = Lowered::new(&models, settings)?;
+    let kept = kept(model, &lowered);
+    let backend = host::ranks(lowered.settings.device);
+    let mut session = Prepared::of(&lowered, &*backend)?.start(&initial(seed))?;
     let mut best = vec![[Duration::MAX; 3]; model.segments().len()];
     with_zeros(model, |data| {
         for step in 0..=STEPS {

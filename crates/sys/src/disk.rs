@@ -32,6 +32,15 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
     system::free_bytes(folder)
 }
 
+/// Opens a file for writes that go past the system's cache; nothing where the file system has no such way.
+/// Such a write begins and ends at blocks of the disk, and so does its memory.
+pub fn open_past_cache(path: &Path) -> io::Result<Option<File>> {
+    match system::open_past_cache(path) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        opened => opened,
+    }
+}
+
 /// Where the content of `path` really goes: symbolic links are followed, also one to a file that does
 /// not exist yet. Two paths with the same goal name the same file.
 pub fn goal_of(path: &Path) -> Result<PathBuf, SysError> {
@@ -283,6 +292,16 @@ mod system {
         }
     }
 
+    #[cfg(target_os = "linux")]
+    pub(super) fn open_past_cache(path: &Path) -> io::Result<Option<File>> {
+        OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).map(Some)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn open_past_cache(_: &Path) -> io::Result<Option<File>> {
+        Ok(None)
+    }
+
     pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
         let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
         // SAFETY: the struct holds plain numbers, for which zeros are a value.
@@ -320,6 +339,10 @@ mod system {
 
     pub(super) fn open_stream(path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).open(path)
+    }
+
+    pub(super) fn open_past_cache(_: &Path) -> io::Result<Option<File>> {
+        Ok(None)
     }
 
     pub(super) fn free_bytes(_: &Path) -> Option<u64> {

@@ -69,7 +69,7 @@ fn the_loss_of_a_rank_or_of_a_host_is_survived_with_the_same_bits() {
             "run.copy_every=2",
             "copies",
             2,
-            "rank 1 was ended by SIGKILL",
+            "rank 1 was ended by SIGKILL in step 5, in `embed F mb 0`; its last call was all_",
         ),
         ("host rank=1 step=6 phase=F", "run.checkpoint_every=3", "checkpoint", 3, "is lost"),
         ("host rank=1 step=3 phase=F", "", "beginning", 0, "rank 1 was ended by the loss of host"),
@@ -149,4 +149,48 @@ fn agents_that_find_each_other_survive_the_loss_of_a_rank() {
     assert!(weights(dir, "a") == weights(dir, "whole"));
     // The run knows the job that it belongs to.
     assert_eq!(fs::read_to_string(dir.join("runs/a/started_by")).unwrap(), "slurm 5");
+}
+
+/// Ends what stands still in a folder, also when a test fails.
+struct Frozen<'a>(&'a Path);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let here = fs::canonicalize(self.0).unwrap();
+        for process in fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()) {
+            let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+            let own = fs::read_link(process.join("cwd")).is_ok_and(|folder| folder == here);
+            if own && stat.contains(") T ") {
+                let id = process.file_name().unwrap();
+                Command::new("kill").arg("-9").arg(id).status().unwrap();
+            }
+        }
+    }
+}
+
+/// The agent and the rank of a host stand still: no connection is closed, and only the silence tells.
+#[test]
+fn a_host_that_says_nothing_any_more_is_lost_and_survived() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir, TWO_HOSTS);
+    train(dir, &[], "whole", "", "").ok();
+    let _frozen = Frozen(dir);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.current_dir(dir).args(LAUNCH).args(["train", "--json"]).args(SMALL);
+    command.args(sets("train.steps=8 parallel.dp=2 parallel.zero=3 run.copy_every=2 run.name=a"));
+    command.env("PHALANX_FAULT", "freeze rank=1 step=6 phase=B").stdout(Stdio::null());
+    // What stands still would keep a pipe open.
+    command.stderr(fs::File::create(dir.join("err")).unwrap());
+    let status = command.status().unwrap();
+    let err = fs::read_to_string(dir.join("err")).unwrap();
+    assert!(status.success(), "{err}");
+    let silence = "host localhost is lost: nothing was heard of it for ";
+    let (_, seconds) = err.split_once(silence).unwrap_or_else(|| panic!("{err}"));
+    let seconds: f64 = seconds.split_once(" s").unwrap().0.parse().unwrap();
+    // It is told as soon as it is known; the upper end is a guard.
+    assert!((2.0..20.0).contains(&seconds), "{err}");
+    assert!(err.contains("rank 1 was ended by the loss of host localhost"), "{err}");
+    assert!(err.contains("going on from the hosts' copies after step 2 (restart 1"), "{err}");
+    assert!(weights(dir, "a") == weights(dir, "whole"));
 }

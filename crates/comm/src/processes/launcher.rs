@@ -92,9 +92,8 @@ impl Processes {
             what: format!("the memory that rank 0 shares, {}", place.display()),
             error: error.to_string(),
         })?;
-        let watch = recorder.cloned().map(|recorder| CallRecorder { recorder, rank });
         let options = Options {
-            watch: watch.map(|watch| Arc::new(watch) as Arc<dyn CallWatch>),
+            watch: self.watch(),
             arena: match self.memory {
                 StateMemory::Own => ArenaLife::Own,
                 StateMemory::Held => ArenaLife::Kept,
@@ -112,6 +111,12 @@ impl Processes {
         Ok(local)
     }
 
+    /// Records this rank's calls.
+    fn watch(&self) -> Option<Arc<dyn CallWatch>> {
+        let (recorder, rank) = (self.recorder.clone()?, self.job.rank());
+        Some(Arc::new(CallRecorder { recorder, rank }))
+    }
+
     /// The rank of this process in a new world whose ranks share no memory.
     fn over_sockets(&self) -> Result<LocalRank, CommError> {
         let Options { threads_per_rank, bind, .. } = self.options;
@@ -119,7 +124,8 @@ impl Processes {
         let (place, count) = local.unwrap_or((0, 1));
         let cores = share_cores(count, threads_per_rank, bind && local.is_some()).remove(place);
         let streams = self.job.connect()?;
-        let endpoint = over_streams(self.job.rank(), streams, self.options.clone(), count);
+        let options = Options { watch: self.watch(), ..self.options.clone() };
+        let endpoint = over_streams(self.job.rank(), streams, options, count);
         Ok(LocalRank { endpoint, cores })
     }
 }

@@ -80,7 +80,7 @@ impl JobWords {
 }
 
 impl RankWords {
-    /// What this recorder knows, with the last few events.
+    /// What this recorder knows, with the last few events and the last call.
     pub fn snapshot(&self, last: usize, is_stopped: bool) -> RankSnapshot {
         let now = machine_nanos();
         let mut events: Vec<SeenEvent> = self
@@ -94,7 +94,12 @@ impl RankWords {
             })
             .collect();
         events.sort_by_key(|event| std::cmp::Reverse(event.number));
+        // People are told the last call, however long ago it was.
+        let called = |event: &SeenEvent| Did::ALL[event.did] == Did::Called;
+        let call = events.iter().position(called).filter(|place| *place >= last);
+        let call = call.map(|place| events.swap_remove(place));
         events.truncate(last);
+        events.extend(call);
         RankSnapshot {
             numbers: self.numbers().map(|word| word.load(Ordering::SeqCst)).to_vec(),
             flags: vec![self.has_panicked(), self.meets(), is_stopped],
@@ -133,6 +138,7 @@ mod tests {
     use phalanx_recovery::{Allowed, Ledger, RankProgress, Spent};
 
     use super::*;
+    use crate::call::OpKind;
     use crate::recorder::FlightRecorder;
 
     #[test]
@@ -149,6 +155,7 @@ mod tests {
         rank.begin_step(8);
         rank.enter(8);
         rank.set_phase("B");
+        rank.note_call(Did::Called, "norm", (OpKind::AllReduce, "[0, 1]", 7));
         (0..20).for_each(|n| rank.note_action(Did::Began, &format!("blocks.{n} F mb 0")));
         other.job().show(&one.job().snapshot());
         (0..2).for_each(|_| other.rank(1).show(&rank.snapshot(4, true)));
@@ -159,7 +166,9 @@ mod tests {
         assert_eq!(seen.progress(), RankProgress { entered: 8, done: 0 });
         assert_eq!((seen.process(), seen.phase(), seen.is_stopped()), (4711, "B".into(), true));
         let events = seen.events();
-        assert_eq!(events.len(), 4);
-        assert_eq!((events[3].words(), events[3].step), ("blocks.19 F mb 0".into(), 8));
+        assert_eq!(events.len(), 5);
+        assert_eq!(events[0].words(), "all_reduce #7 of group [0, 1] at `norm`");
+        assert_eq!(events[0].did, Did::Called);
+        assert_eq!((events[4].words(), events[4].step), ("blocks.19 F mb 0".into(), 8));
     }
 }

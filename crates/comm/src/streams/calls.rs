@@ -26,9 +26,11 @@ pub(super) enum Stage {
     Free,
 }
 
-/// Blocks are reduced in pieces of so many bytes: a piece fits a core's cache, and every element type
-/// divides it.
+/// Blocks are reduced in pieces of at least so many bytes: several fit a core's cache.
 const PIECE: usize = 128 << 10;
+
+/// A piece ends at a multiple of this, which every element type divides.
+const GRAIN: usize = 4 << 10;
 
 /// A block that is received.
 #[derive(Clone, Copy, Default)]
@@ -212,8 +214,8 @@ impl Outstanding {
         };
         // In one exchange the result may take the place of what the other rank still has to get.
         let end = come.min(all).min(if plan.at_once() { self.sent } else { all });
-        let end = if end < all { end / PIECE * PIECE } else { all };
-        (end > self.reduced).then_some(self.reduced..end)
+        let end = if end < all { end / GRAIN * GRAIN } else { all };
+        (end == all || end >= self.reduced + PIECE).then_some(self.reduced..end)
     }
 
     /// Notes that bytes of given blocks have left this rank.
@@ -221,9 +223,25 @@ impl Outstanding {
         self.sent += bytes;
     }
 
-    /// Notes that the bytes before this one are reduced.
+    /// Notes that the bytes before this one are reduced. Where little of a dense block has come behind them, what
+    /// comes next takes their place: it finds memory that is in a cache.
     pub(super) fn reduced_to(&mut self, end: usize) {
         self.reduced = end;
+        if !self.plan().reduces_dense() {
+            return;
+        }
+        let (me, room) = (self.me, self.staged_bytes().div_ceil(8));
+        for (member, incoming) in self.given.iter_mut().enumerate() {
+            let come = incoming.at.min(room * 8).saturating_sub(end);
+            let Some(region) = incoming.region.as_mut().filter(|_| come < GRAIN) else { continue };
+            let place = room * (member - usize::from(member > me));
+            let first: *mut u8 = self.staging.as_mut_ptr().wrapping_add(place).cast();
+            // SAFETY: what has come lies in the member's part of the staging memory, behind what is reduced.
+            // Nothing else touches it meanwhile.
+            unsafe { std::ptr::copy(region.place.base.wrapping_add(end), first, come) };
+            // Byte `end` of the block is the first there now.
+            region.place.base = first.wrapping_sub(end);
+        }
     }
 
     /// Whether nothing is left to be reduced here.

@@ -205,6 +205,9 @@ impl Endpoint {
         while let Some((member, announced)) = lane.take_early(sequence) {
             call.announce(member, announced);
         }
+        if let Some(watch) = &self.options.watch {
+            watch.began(call.header().kind, &lane.name, sequence, call.site());
+        }
         let index = self.store(call);
         self.lanes[number].open.push((sequence, index));
         self.announce(index);

@@ -45,6 +45,9 @@ pub(super) enum Phase {
 /// Bytes before the body of a frame: how long the body is, and what kind of frame.
 const HEAD: usize = 5;
 
+/// Bytes of a whole frame before data.
+pub(super) const DATA_FRAME: usize = HEAD + 4 + 8 + 1 + 8;
+
 /// The most bytes of a frame's body.
 const MOST: usize = 16 << 20;
 

@@ -17,6 +17,15 @@ const LOOKING: Duration = Duration::from_micros(200);
 impl Endpoint {
     /// Makes progress on calls until one has ended.
     pub(super) fn wait_until_done(&mut self, index: u32) -> Result<(), CommError> {
+        let mut rested = false;
+        let result = self.wait_longer(index, &mut rested);
+        if let Some(watch) = self.options.watch.as_ref().filter(|_| rested) {
+            watch.waits(None);
+        }
+        result
+    }
+
+    fn wait_longer(&mut self, index: u32, rested: &mut bool) -> Result<(), CommError> {
         let (mut since, mut looked) = (Instant::now(), false);
         loop {
             let failed = self.shared.failure().is_some();
@@ -50,6 +59,10 @@ impl Endpoint {
             if since.elapsed() >= self.options.timeout {
                 return Err(self.missing(index, since.elapsed(), None));
             }
+            if let Some(watch) = &self.options.watch {
+                watch.waits(self.late(index).next());
+            }
+            *rested = true;
             self.rest(self.options.timeout.saturating_sub(since.elapsed()));
         }
     }
@@ -85,7 +98,8 @@ impl Endpoint {
     fn check_streams(&mut self, waited: Duration) -> Result<(), CommError> {
         for &index in &self.order {
             let gone = |rank: usize| self.links[rank].gone.then_some(rank);
-            if let Some(gone) = self.late(index).into_iter().find_map(gone) {
+            let found = self.late(index).find_map(gone);
+            if let Some(gone) = found {
                 self.gone = Some(gone);
                 return Err(self.missing(index, waited, Some(gone)));
             }
@@ -95,10 +109,10 @@ impl Endpoint {
 
     /// The ranks that a call waits for: those that have not arrived, or, if all have, those with
     /// which data must still be exchanged.
-    fn late(&self, index: u32) -> Vec<usize> {
+    fn late(&self, index: u32) -> impl Iterator<Item = usize> {
         let call = &self.calls[index as usize];
         let lane = &self.lanes[call.lane];
-        let is_late = |(member, rank): (usize, &usize)| {
+        let is_late = move |(member, rank): (usize, &usize)| {
             let link = &self.links[*rank];
             let late = match call.silent {
                 0 => {
@@ -110,7 +124,7 @@ impl Endpoint {
             };
             late.then_some(*rank)
         };
-        lane.group.ranks().iter().enumerate().filter_map(is_late).collect()
+        lane.group.ranks().iter().enumerate().filter_map(is_late)
     }
 
     /// The error that names the ranks that a call waits for; `gone` is one of them that has left.
@@ -118,7 +132,7 @@ impl Endpoint {
     fn missing(&self, index: u32, waited: Duration, gone: Option<usize>) -> CommError {
         let call = &self.calls[index as usize];
         let lane = &self.lanes[call.lane];
-        let missing = gone.map_or_else(|| self.late(index), |gone| vec![gone]);
+        let missing = gone.map_or_else(|| self.late(index).collect(), |gone| vec![gone]);
         let last = match (gone, missing.first()) {
             (Some(gone), _) => format!("rank {gone} has closed its stream"),
             (None, Some(&rank)) => format!("rank {rank} {}", self.last_of(rank)),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IoSliceMut;
 
 use super::calls::Outstanding;
-use super::frame::{Frame, Phase};
+use super::frame::{DATA_FRAME, Frame, Phase};
 use super::wire::{Outgoing, Wire};
 use crate::call::OpKind;
 use crate::site::Site;
@@ -133,11 +133,19 @@ impl Inbox {
                 let count = open.left.min(self.waste.len());
                 slices.push(IoSliceMut::new(&mut self.waste[..count]));
             }
-            match wire.read(&mut slices) {
+            // The frame behind comes with the same system call, but nothing of the data behind that: these
+            // would be copied once more.
+            let data: usize = slices.iter().map(|slice| slice.len()).sum();
+            if data == open.left {
+                slices.push(IoSliceMut::new(&mut self.bytes[..DATA_FRAME]));
+            }
+            let count = match wire.read(&mut slices) {
                 None => return ReadResult::Nothing,
                 Some(0) => return ReadResult::End,
                 Some(count) => count,
-            }
+            };
+            (self.start, self.end) = (0, count.saturating_sub(data));
+            count.min(data)
         };
         call.count_read(open.member, open.phase, count);
         self.expect(Open { left: open.left - count, ..open });

@@ -8,7 +8,7 @@ use super::frame::{Frame, NONE, Phase};
 use super::lane::Announced;
 use super::link::{Last, Open, ReadResult};
 use super::region::Region;
-use super::wire::{Outgoing, Written};
+use super::wire::{Outgoing, TURNS, Written};
 use crate::call::{OpKind, ReduceOp};
 use crate::error::{CommError, Failure};
 use crate::group::Group;
@@ -63,7 +63,7 @@ impl Endpoint {
     /// reductions of what has come get their turn.
     fn read(&mut self, peer: usize) -> Result<bool, CommError> {
         let (mut moved, mut data) = (false, 0);
-        while !self.links[peer].gone && data < READS {
+        while !self.links[peer].gone && data < TURNS {
             let link = &mut self.links[peer];
             let Some(mut wire) = self.shared.wire(peer) else { return Ok(moved) };
             let came = link.inbox.read(&mut wire, &mut self.calls);
@@ -213,8 +213,7 @@ impl Endpoint {
 
     /// Reduces a piece that all have given, in the order of the group, and sends the result if all need it.
     fn reduce(&mut self, index: u32, piece: Range<usize>) {
-        let call = &mut self.calls[index as usize];
-        call.reduced_to(piece.end);
+        let call = &self.calls[index as usize];
         let plan = call.plan();
         let (n, me, header, again) = (plan.n, plan.me, *plan.header, plan.sends_results());
         self.sources.clear();
@@ -239,6 +238,7 @@ impl Endpoint {
         unsafe {
             kernel::reduce(combine, shape, &self.sources, &[target], &mut self.pointers, meter);
         }
+        self.calls[index as usize].reduced_to(piece.end);
         if again {
             let result = Region::flat(target.base, piece.len());
             for member in (1..n).map(|step| (me + step) % n) {
@@ -254,6 +254,9 @@ impl Endpoint {
         let lane = &mut self.lanes[call.lane];
         lane.open.retain(|&(_, open)| open != index);
         let (kind, site, sequence) = (call.header().kind, call.site(), call.sequence);
+        if let Some(watch) = &self.options.watch {
+            watch.ended(kind, &lane.name, sequence, site);
+        }
         let bytes = call.bytes.saturating_add_signed(call.plan().uncounted());
         self.traffic.add(call.tag, kind, 1, bytes);
         for (member, &rank) in lane.group.ranks().iter().enumerate() {
@@ -297,9 +300,6 @@ impl Endpoint {
         }
     }
 }
-
-/// How often data is read from one stream before the others have their turn; at most a data frame each.
-const READS: usize = 4;
 
 /// The most bytes of a block that goes to a member together with the call. The member keeps it until
 /// all have started the call, so it must be small.

@@ -32,6 +32,10 @@ impl Stream for UnixStream {
 /// may have to be filled up when a rank stops.
 const FRAME_BYTES: usize = 128 << 10;
 
+/// How often a stream is written to before it is read, and the other way round; at most a data frame each time.
+/// A rank that gives away all it has before it takes anything finds what has come in no cache any more.
+pub(super) const TURNS: usize = 4;
+
 /// How long a rank that stops tries to send the reason to ranks that do not read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -229,14 +233,15 @@ impl Wire {
         self.has_control() || (blocks && !self.ended)
     }
 
-    /// Writes frames and blocks until the stream accepts no more; returns whether it accepted any.
+    /// Writes frames and blocks until the stream accepts no more, or others have their turn; returns whether it
+    /// accepted any.
     pub(super) fn write(
         &mut self,
         blocks: &mut VecDeque<Outgoing>,
         tell: &mut impl FnMut(Written),
     ) -> bool {
         let mut moved = false;
-        loop {
+        for _ in 0..TURNS {
             if self.owed == 0 && self.written == self.control.len() && !self.open(blocks) {
                 return moved;
             }
@@ -258,6 +263,7 @@ impl Wire {
                 }
             }
         }
+        moved
     }
 
     /// Starts the next frames: those that wait, and a data frame of the first block.

@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 mod decisions;
+mod silence;
 mod simulation;

@@ -7,17 +7,21 @@ use phalanx_recovery::{
 const STEPS: u64 = 30;
 const JOBS: u64 = 3000;
 
-struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % sides
     }
 
-    fn once_in(&mut self, sides: u64) -> bool {
+    pub(crate) fn once_in(&mut self, sides: u64) -> bool {
         self.roll(sides) == 0
     }
 }
@@ -56,7 +60,7 @@ struct Job {
 
 impl Job {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut dice = Dice::new(seed);
         let ranks = 1 + dice.roll(5) as usize;
         let restarts = dice.roll(12);
         let fewer = if ranks > 1 && dice.once_in(3) { ranks - 1 } else { 0 };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_comm::{FlightRecorder, HostShare, Token, build, names};
 use phalanx_error::{Error, Problem, Result};
-use phalanx_recovery::{Allowed, ProcessEnd};
+use phalanx_recovery::{ALONE, Allowed, ProcessEnd};
 use phalanx_sys::interrupt;
 use phalanx_sys::process::is_stopped;
 
@@ -24,13 +24,6 @@ use crate::launch::{Children, Launched, Starting, newest_step};
 /// How often ranks are looked at, and how often the coordinator is told about them.
 const LOOK: Duration = Duration::from_millis(5);
 const TELL: Duration = Duration::from_millis(200);
-
-/// How long an agent goes on without a word of the coordinator. It is less than
-/// [`LOST`](super::crew::LOST).
-const ALONE: Duration = Duration::from_millis(1500);
-
-/// A loop that was not run for so long has missed what was said.
-pub(super) const ABSENT: Duration = Duration::from_millis(500);
 
 /// How many of a rank's last events the coordinator sees.
 const EVENTS: usize = 8;
@@ -87,18 +80,13 @@ impl<'a> AgentLoop<'a> {
     pub(super) fn run(mut self) -> Result<u8> {
         // Requests to stop come from the coordinator, also those that reach all hosts at once.
         let _listening = interrupt::listen_for_others();
-        let mut looked = Instant::now();
         loop {
-            if looked.elapsed() > ABSENT {
-                self.link.forgive();
-            }
-            looked = Instant::now();
             while let Some(order) = self.link.next() {
                 if let Some(code) = self.act(order)? {
                     return Ok(code);
                 }
             }
-            if self.link.is_closed() || self.link.silence() > ALONE {
+            if self.link.is_closed() || self.link.silence(ALONE).is_some() {
                 // What still runs is ended when the children are dropped.
                 return Ok(u8::from(self.running > 0));
             }

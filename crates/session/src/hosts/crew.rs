@@ -10,18 +10,14 @@ use std::time::{Duration, Instant};
 
 use phalanx_comm::{FlightRecorder, build, fill_slots};
 use phalanx_error::{Error, Problem, Result};
-use phalanx_recovery::{Left, ProcessEnd};
+use phalanx_recovery::{LOST, Left, ProcessEnd};
 use phalanx_sys::process::Signal;
 
-use super::agent::ABSENT;
 use super::frame::{HeldVersion, HostStart, Order, Told, origin_numbers};
 use super::link::Link;
 use super::remote::{RemoteShell, remote_outcome};
 use crate::copies::newest_whole;
 use crate::launch::{Crew, Epoch};
-
-/// A host of which nothing was heard for so long is lost.
-pub(super) const LOST: Duration = Duration::from_secs(2);
 
 /// How long a host may take to come, and to say what it has left.
 const COMING: Duration = Duration::from_secs(60);
@@ -93,7 +89,6 @@ pub(super) struct HostCrew {
     ranks: usize,
     ended: Vec<(usize, ProcessEnd)>,
     codes: Vec<Option<i32>>,
-    looked: Instant,
 }
 
 impl HostCrew {
@@ -105,9 +100,9 @@ impl HostCrew {
         capacity: usize,
         port: u16,
     ) -> Self {
-        let (ended, codes, looked) = (Vec::new(), vec![None; capacity], Instant::now());
+        let (ended, codes) = (Vec::new(), vec![None; capacity]);
         let (epoch, ranks) = (0, capacity);
-        Self { hosts, shell, newcomers, capacity, port, epoch, ranks, ended, codes, looked }
+        Self { hosts, shell, newcomers, capacity, port, epoch, ranks, ended, codes }
     }
 
     /// Lets as many hosts come as the ranks need, in their order. Gives the exit code of an agent that
@@ -161,21 +156,16 @@ impl HostCrew {
 
     /// Takes in what agents have said, and notices those that are gone.
     fn listen(&mut self, recorder: Option<&FlightRecorder>) {
-        // What this process has missed itself is not held against others.
-        let absent = std::mem::replace(&mut self.looked, Instant::now()).elapsed() > ABSENT;
         self.hosts.extend(self.newcomers.iter().flat_map(|new| new.try_iter()));
         for at in 0..self.hosts.len() {
             while let Some(told) = self.hosts[at].link.as_mut().and_then(Link::next) {
                 self.hear(at, told, recorder);
             }
-            let Some(link) = &self.hosts[at].link else { continue };
-            if absent {
-                link.forgive();
-            }
-            let silence = link.silence();
+            let Some(link) = &mut self.hosts[at].link else { continue };
+            let silence = link.silence(LOST);
             if link.is_closed() {
                 self.lose(at, "its agent has ended, or the connection to it");
-            } else if silence > LOST && self.hosts[at].is_there() {
+            } else if let Some(silence) = silence.filter(|_| self.hosts[at].is_there()) {
                 let why = format!("nothing was heard of it for {:.1} s", silence.as_secs_f64());
                 self.lose(at, &why);
             }

@@ -8,13 +8,11 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use phalanx_recovery::{BEAT, Silence};
 use phalanx_sys::machine_nanos;
 
 use super::frame::{read_frame, write_frame};
 use crate::codec::{Code, decoded, encoded};
-
-/// How often an end says that it lives.
-const BEAT: Duration = Duration::from_millis(200);
 
 /// How long a frame may take to be written over TCP.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,6 +25,7 @@ pub(crate) struct Link {
     frames: Receiver<Vec<u8>>,
     /// When something came last, on the machine's clock.
     heard: Arc<AtomicU64>,
+    silence: Silence,
     closed: bool,
     socket: Option<TcpStream>,
 }
@@ -55,7 +54,8 @@ impl Link {
         let threads = std::thread::Builder::new;
         threads().name("hears".to_owned()).spawn(move || listen(reader, &to, &hears))?;
         threads().name("beats".to_owned()).spawn(move || beat(&beats))?;
-        Ok(Self { writer, frames, heard, closed: false, socket: None })
+        let silence = Silence::begin(now());
+        Ok(Self { writer, frames, heard, silence, closed: false, socket: None })
     }
 
     /// A link over TCP.
@@ -98,16 +98,16 @@ impl Link {
         self.closed
     }
 
-    /// How long nothing has come.
-    pub(crate) fn silence(&self) -> Duration {
-        let heard = self.heard.load(Ordering::Relaxed);
-        Duration::from_nanos(machine_nanos().saturating_sub(heard))
+    /// How long nothing has come, if that is longer than `most`.
+    pub(crate) fn silence(&mut self, most: Duration) -> Option<Duration> {
+        let heard = Duration::from_nanos(self.heard.load(Ordering::Relaxed));
+        self.silence.look(heard, now(), most)
     }
+}
 
-    /// Begins to count the silence anew: this process itself was not there.
-    pub(crate) fn forgive(&self) {
-        self.heard.store(machine_nanos(), Ordering::Relaxed);
-    }
+/// The machine's clock.
+fn now() -> Duration {
+    Duration::from_nanos(machine_nanos())
 }
 
 impl Drop for Link {
@@ -177,7 +177,8 @@ mod tests {
         assert_eq!(wait(|| other.next::<Order>()), Order::End(3));
         // Nothing is said, but each knows that the other lives.
         one.heard.store(0, Ordering::Relaxed);
-        wait(|| (one.silence() < Duration::from_secs(60)).then_some(()));
+        wait(|| (one.heard.load(Ordering::Relaxed) > 0).then_some(()));
+        assert_eq!(one.silence(Duration::from_secs(60)), None);
         let writer = one.writer();
         drop(one);
         wait(|| {
