@@ -16,8 +16,8 @@ use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Cube, Ddp, Fsdp, Megatron, Optimus, Ring, Sequence, TensorPlan, Ulysses,
-    WeightUpdateSharding, Zero,
+    AllGatherKv, Cube, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan,
+    Ulysses, WeightUpdateSharding, Zero,
 };
 
 use crate::support::{on, settings, shared, try_gpt, try_llama};
@@ -44,7 +44,7 @@ systems! {
     Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd",
     Tensor "tp", Sequence "tp+sp", Plan "tp-plan", Square "2d",
     Squares "2.5d", Cube "3d", Ulysses "ulysses", AllGatherKv "ag-kv",
-    Ring "ring", Selective "selective", Full "full", Microbatches "mb",
+    Ring "ring", Rsa "rsa", Selective "selective", Full "full", Microbatches "mb",
     Bf16 "bf16", Half "f16", Lamb "lamb", Gpt2 "gpt2",
     Naive "naive", GPipe "gpipe", OneFOneB "1f1b", LongWarmup "1f1b-pb",
     Interleaved "interleaved", BreadthFirst "breadth-first", ZbH1 "zb-h1", ZbH2 "zb-h2",
@@ -124,6 +124,9 @@ fn configuration(systems: &[System]) -> Result<Loaded> {
         // There is nothing to make again where nothing quadratic is kept.
         sets.extend(["train.recompute=selective", "model.attention=materialised"]);
     }
+    if has(S::Rsa) && !has(S::Selective) {
+        sets.push("model.attention=materialised");
+    }
     if has(S::Full) {
         sets.push("train.recompute=full");
     }
@@ -166,7 +169,7 @@ fn layout(systems: &[System]) -> Parallel {
     let shape = SHAPES.into_iter().find(|(system, _)| has(*system));
     let tensor = shape.is_some() || TENSOR.into_iter().any(has);
     let both = has(S::Ulysses) && has(S::AllGatherKv);
-    let context = has(S::Ulysses) || has(S::AllGatherKv) || has(S::Ring);
+    let context = has(S::Ulysses) || has(S::AllGatherKv) || has(S::Ring) || has(S::Rsa);
     // Copies between groups and shards within; where ranks are few the groups are those of context
     // parallelism.
     let crowded = context && (tensor || both);
@@ -199,6 +202,7 @@ fn layout(systems: &[System]) -> Parallel {
                 Some(shared(Ulysses { alike, ..Ulysses::default() }))
             }
             S::Ring => Some(shared(Ring::default())),
+            S::Rsa => Some(shared(RingSelfAttention::default())),
             S::Square => Some(shared(Optimus::default())),
             S::Squares => Some(shared(Optimus { depth: 2, ..Optimus::default() })),
             S::Cube => Some(shared(Cube::default())),
@@ -241,8 +245,8 @@ fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
         count(&|s| [S::Tensor, S::Plan].contains(s)),
         count(&|s| [S::Sequence, S::Plan].contains(s)),
         // A ring deals positions otherwise than the other kinds of context parallelism.
-        count(&|s| [S::Ulysses, S::Ring].contains(s)),
-        count(&|s| [S::AllGatherKv, S::Ring].contains(s)),
+        count(&|s| [S::Ulysses, S::Ring, S::Rsa].contains(s)),
+        count(&|s| [S::AllGatherKv, S::Ring, S::Rsa].contains(s)),
         // A line, a square, squares and a cube are shapes of one thing.
         count(&|s| SHAPES.iter().any(|(shape, _)| shape == s))
             + usize::from(TENSOR.iter().any(|line| systems.contains(line))),

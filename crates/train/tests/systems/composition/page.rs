@@ -34,6 +34,7 @@ With `new` instead of `all` it runs those that the page does not have yet.
 | 2d, 2.5d, 3d | tensor parallelism on a square of 2 × 2 ranks, on two of them, on a cube of 2 × 2 × 2 |
 | ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
 | ring | Ring Attention in zigzag order, cp 2 |
+| rsa | Ring Self-Attention with stored scores, cp 2 |
 | selective, full | recomputation (selective: with materialised attention) |
 | mb | two micro-batches |
 | bf16, f16 | 16-bit weights and computation, f32 masters (compared within 5%); f16 with a dynamic loss scale |
