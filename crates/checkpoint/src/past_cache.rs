@@ -1,5 +1,5 @@
-//! Files that are written past the system's cache, where the file system has such a way: what goes through the
-//! cache is copied by the processor as often, takes memory, and reaches the disk later and slower.
+//! Files that are written past the system's cache, where the file system has such a way: steps beside which
+//! a checkpoint is written were shorter so (docs/checkpoints.md).
 //!
 //! Such writes begin and end at blocks. So the blocks of a write go past the cache, by way of memory that is
 //! aligned as they are, and what is left before and behind them goes through it. The two never touch the same

@@ -33,7 +33,7 @@ impl Stream for UnixStream {
 const FRAME_BYTES: usize = 128 << 10;
 
 /// How often a stream is written to before it is read, and the other way round; at most a data frame each time.
-/// A rank that gives away all it has before it takes anything finds what has come in no cache any more.
+/// Probably because what has come is then still in a cache, turns are faster (docs/communication.md).
 pub(super) const TURNS: usize = 4;
 
 /// How long a rank that stops tries to send the reason to ranks that do not read.
