@@ -46,7 +46,7 @@ pub fn gpu_step(loaded: &Loaded) -> Result<GpuStepBench> {
     let network = Network::new(loaded)?;
     let lowered = Lowered::new(&network.models(config, false)?, Settings::new(config)?)?;
     let backend = host::own_machine(config.run.device);
-    let mut session = Prepared::of(&lowered, &*backend)?.start(&*network.start())?;
+    let mut session = Prepared::of(&lowered, &*backend)?.start_from(&*network.source())?;
     let rate = LearningRate::new(config);
     let (mut times, mut start_s) = (Vec::new(), 0.0);
     for step in 1..=WARM_UP + TIMED {

@@ -109,8 +109,8 @@ struct Timed {
 
 fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
     let threads = config.run.threads.get();
-    let mut session =
-        Prepared::of(lowered, &*host::own_machine(config.run.device))?.start(&*network.start())?;
+    let mut session = Prepared::of(lowered, &*host::own_machine(config.run.device))?
+        .start_from(&*network.source())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), Usage::default(), counts());
     for step in 1..=WARM_UP + TIMED {

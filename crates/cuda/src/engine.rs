@@ -5,6 +5,7 @@ mod capture;
 mod compile;
 mod counted;
 mod disk;
+mod drawn;
 mod issue;
 mod issued;
 mod staging;
@@ -20,7 +21,7 @@ use phalanx_engine::{
     Args, CallPart, CallTimes, Calls, DiskStore, Engine, EngineError, Event, Span, Way,
     place_in_mesh,
 };
-use phalanx_ir::Program;
+use phalanx_ir::{DType, Draw, Program};
 
 use crate::device::{Device, DeviceMemory, EngineSeat, PinnedMemory, Stream};
 use crate::fused_attention::{AttentionLibrary, AttentionPlan, FusedShape};
@@ -32,6 +33,9 @@ use arenas::Arenas;
 use issued::Issued;
 use staging::{InFlight, Staging};
 use timing::Timing;
+
+#[cfg(test)]
+pub(crate) use drawn::kernels as drawing_kernels;
 
 pub use capture::CudaStep;
 pub use compile::CudaKernel;
@@ -305,6 +309,17 @@ impl Engine for CudaEngine {
     fn clear(&mut self, span: Span) -> Result<(), EngineError> {
         self.device.enter()?;
         self.arenas.clear(&self.stream, span)
+    }
+
+    fn draw(
+        &mut self,
+        into: Span,
+        dtype: DType,
+        draw: Draw,
+        first: u64,
+    ) -> Result<bool, EngineError> {
+        self.device.enter()?;
+        self.drawn(into, dtype, draw, first)
     }
 
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {

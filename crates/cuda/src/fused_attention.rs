@@ -157,3 +157,37 @@ fn check(table: &Cudnn, function: &'static str, status: i32) -> Result<(), CudaE
     let why = format!("{} (status {status})", said.trim_end_matches('\0'));
     Err(CudaError::Call { function, why })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use crate::device::{Device, Stream};
+    use std::sync::Arc;
+
+    /// A number for each pair of positions, in whole tiles; for groups of heads, also the gradients of each
+    /// head's keys and values.
+    #[test]
+    fn workspaces_are_known_beforehand() {
+        let (Ok(device), Ok(_)) = (Device::first(), Cudnn::get()) else { return };
+        let stream = Arc::new(Stream::new(&device).unwrap());
+        let library = AttentionLibrary::new(stream.handle()).unwrap();
+        for (batch, positions, heads, groups, size) in [
+            (4, 4096, 16, 16, 128),
+            (32, 1024, 12, 12, 64),
+            (2, 256, 4, 2, 64),
+            (1, 192, 4, 4, 32),
+            (3, 77, 5, 5, 64),
+            (2, 1000, 8, 2, 128),
+        ] {
+            for backward in [false, true] {
+                let of = phalanx_ir::DType::Bf16;
+                let shape = FusedShape { of, batch, positions, heads, groups, size, backward };
+                let pairs = positions.next_multiple_of(64) * positions.next_multiple_of(128);
+                let each = if groups < heads { 2 * positions * size } else { 0 };
+                let known = if backward { 2 * batch * heads * (pairs + each) } else { 0 };
+                assert_eq!(library.plan(&shape).unwrap().workspace(), 256 + known, "{shape:?}");
+            }
+        }
+    }
+}

@@ -66,28 +66,32 @@ impl Group<'_> {
         let name = type_name(self.steps[0].dtype);
         let parameters = each(&|i| format!("const {name}* a{i}"), ", ");
         let loads = each(
-            &|i| format!("Pack<{name}, 8> x{i} = *(const Pack<{name}, 8>*)(a{i} + at);"),
+            &|i| format!("Wide<{name}> x{i} = *(const Wide<{name}>*)(a{i} + at);"),
             "\n            ",
         );
-        let values = each(&|i| format!("x{i}.at[e]"), ", ");
+        let values = each(&|i| format!("x{i}.element(e)"), ", ");
         format!(
-            "__global__ void __launch_bounds__(256) GROUP({parameters}, {name}* o, double* partial, \
+            "__global__ void __launch_bounds__(256, 4) GROUP({parameters}, {name}* o, double* partial, \
              i64 rows, i64 columns, i64 parts) {{
     i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * 8;
     float total[8];
     for (int e = 0; e < 8; e++) total[e] = 0.0f;
     if (column < columns) {{
-#pragma unroll 4
+#pragma unroll 2
         for (i64 row = (i64)blockIdx.y * 8 + threadIdx.x / 32; row < rows; row += parts * 8) {{
             i64 at = row * columns + column;
             {loads}
-            Pack<{name}, 8> y;
+            Wide<{name}> y;
+            float values[8];
 #pragma unroll
             for (int e = 0; e < 8; e++) {{
-                GROUP_of({values}, y.at[e]);
-                total[e] += load(y.at[e]);
+                {name} rounded;
+                GROUP_of({values}, rounded);
+                values[e] = load(rounded);
+                total[e] += values[e];
             }}
-            *(Pack<{name}, 8>*)(o + at) = y;
+            y.put(values);
+            *(Wide<{name}>*)(o + at) = y;
         }}
     }}
     store_part<TOTAL, 8>(total, partial, columns);

@@ -12,6 +12,7 @@ pub(crate) enum Source {
     Dropout,
     Rotary,
     Rows,
+    Norms,
     Reduce,
     Update,
     Embedding,
@@ -20,6 +21,7 @@ pub(crate) enum Source {
     Product,
     Loss,
     Ranks,
+    Draw,
 }
 
 impl Source {
@@ -32,6 +34,7 @@ impl Source {
             Source::Dropout => include_str!("kernels/dropout.cu"),
             Source::Rotary => include_str!("kernels/rotary.cu"),
             Source::Rows => include_str!("kernels/rows.cu"),
+            Source::Norms => include_str!("kernels/norms.cu"),
             Source::Reduce => include_str!("kernels/reduce.cu"),
             Source::Update => include_str!("kernels/update.cu"),
             Source::Embedding => include_str!("kernels/embedding.cu"),
@@ -40,6 +43,7 @@ impl Source {
             Source::Product => include_str!("kernels/product.cu"),
             Source::Loss => include_str!("kernels/loss.cu"),
             Source::Ranks => include_str!("kernels/ranks.cu"),
+            Source::Draw => include_str!("kernels/draw.cu"),
         }
     }
 
@@ -48,10 +52,11 @@ impl Source {
         use Source::{Common, Elementwise, Random};
         let mut all = match self {
             Common => vec![],
-            Source::Dropout => vec![Common, Random],
+            Source::Dropout | Source::Draw => vec![Common, Random],
             Source::Rows | Source::Update | Source::Loss | Source::Reduce => {
                 vec![Common, Elementwise]
             }
+            Source::Norms => vec![Common, Elementwise, Source::Rows],
             Source::Attention => vec![Common, Elementwise, Random],
             _ => vec![Common],
         };

@@ -3,7 +3,7 @@
 use phalanx_call::Requirements;
 use phalanx_comm::PlannedCollective;
 use phalanx_ir::ops::LinearCrossEntropy;
-use phalanx_ir::{Instr, Mesh, Op, Program, TensorType, ValueId};
+use phalanx_ir::{DType, Instr, Mesh, Op, Program, TensorType, ValueId};
 
 use crate::folds::Folds;
 
@@ -28,19 +28,38 @@ impl Requirements for CudaRequirements {
     }
 }
 
-/// In how many parts rows of so many elements are summed for a norm's gradient: a block of threads takes
-/// each. So many fit on a large GPU at once.
-pub(crate) fn norm_parts(rows: usize, width: usize) -> usize {
-    rows.clamp(1, 132 * (8192 / width.max(1)).clamp(1, 6))
+/// Rows that a block takes at once in the gradient of a norm of narrow rows: a warp for each.
+pub(crate) const NORM_WARPS: usize = 4;
+
+/// The packs of 16 bytes that each lane of a warp has of a row, if the row is whole packs of all lanes.
+pub(crate) fn lane_packs(width: usize, dtype: DType) -> Option<usize> {
+    let lanes = 32 * 16 / dtype.size();
+    width.is_multiple_of(lanes).then_some(width / lanes).filter(|packs| *packs > 0)
 }
 
-/// In how many parts the elements behind each of some results are summed. Enough threads for a large
-/// GPU, and each with several elements; of a single result, a block of threads takes each part.
+/// Whether a warp keeps a row of a norm's gradient in its registers.
+pub(crate) fn is_narrow(packs: usize) -> bool {
+    packs <= 3
+}
+
+/// In how many parts rows of so many elements are summed for a norm's gradient: a block of threads takes
+/// each. So many fit on a large GPU at once.
+pub(crate) fn norm_parts(rows: usize, width: usize, dtype: DType) -> usize {
+    const PROCESSORS: usize = 132;
+    match lane_packs(width, dtype) {
+        Some(packs) if is_narrow(packs) => rows.div_ceil(NORM_WARPS).clamp(1, 4 * PROCESSORS),
+        Some(packs) => rows.clamp(1, PROCESSORS * (24 / packs).max(1)),
+        None => rows.clamp(1, PROCESSORS * (8192 / width.max(1)).clamp(1, 6)),
+    }
+}
+
+/// In how many parts the elements behind each of some results are summed. As many threads as a large GPU
+/// runs at once, and each with several elements; of a single result, a block of threads takes each part.
 pub(crate) fn reduce_parts(results: usize, elements: usize) -> usize {
     if results == 1 {
         return elements.div_ceil(1 << 13).clamp(1, 1056);
     }
-    let wanted = (1usize << 18).div_ceil(results.max(1));
+    let wanted = (1usize << 17).div_ceil(results.max(1));
     wanted.min(elements.div_ceil(8)).clamp(1, 65_535)
 }
 
@@ -108,7 +127,7 @@ fn own(program: &Program, instr: &Instr) -> usize {
 /// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
 fn norm_bytes(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
     let width = x.local_shape(mesh).last().copied().unwrap_or(0);
-    norm_parts(rows(mesh, x), width) * vectors * width * x.dtype.accumulator().size()
+    norm_parts(rows(mesh, x), width, x.dtype) * vectors * width * x.dtype.accumulator().size()
 }
 
 fn rows(mesh: &Mesh, x: &TensorType) -> usize {

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use phalanx_call::traffic::of_program;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
-use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Draw, Program};
 
 use crate::{
     Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
@@ -350,6 +350,16 @@ impl<E: Engine> Engine for Late<E> {
 
     fn happened(&self, event: Event) -> Option<CallTimes> {
         self.stamps.of(event)
+    }
+
+    fn draw(
+        &mut self,
+        into: Span,
+        dtype: DType,
+        draw: Draw,
+        first: u64,
+    ) -> Result<bool, EngineError> {
+        self.inner.draw(into, dtype, draw, first)
     }
 
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {

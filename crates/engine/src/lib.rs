@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
-use phalanx_ir::Program;
+use phalanx_ir::{DType, Draw, Program};
 
 pub use counters::Counters;
 pub use disk::DiskStore;
@@ -288,6 +288,20 @@ pub trait Engine {
             self.upload(piece, &ZEROS[..bytes])?;
         }
         Ok(())
+    }
+
+    /// Fills a piece of an arena with drawn values of an element type, from that of `first` on, with the bits of
+    /// [`Draw::at`]; the caller has waited for what uses that place. `false` from engines that do not draw: the
+    /// caller uploads the values.
+    fn draw(
+        &mut self,
+        into: Span,
+        dtype: DType,
+        draw: Draw,
+        first: u64,
+    ) -> Result<bool, EngineError> {
+        let _ = (into, dtype, draw, first);
+        Ok(false)
     }
 
     /// Copies bytes out of an arena at once; the caller has waited for what writes that place.

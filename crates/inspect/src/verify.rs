@@ -121,7 +121,7 @@ pub fn verify_as(
     let settings = settings.measured(&models)?;
     let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
     let many = memory_advice::prepare(loaded, &network, &models, &lowered, backend)?;
-    let mut many = many.start(&*network.start())?;
+    let mut many = many.start_from(&*network.source())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
     let mut found = Comparison::default();
     let lr = config.optim.lr.get();

@@ -11,6 +11,7 @@
 
 pub mod attr;
 pub mod builder;
+mod draw;
 pub mod dtype;
 mod error;
 pub mod exchange;
@@ -33,6 +34,7 @@ pub mod verify;
 pub mod vjp;
 
 pub use builder::{Builder, Tensor};
+pub use draw::Draw;
 pub use dtype::DType;
 pub use error::IrError;
 pub use exchange::Exchange;

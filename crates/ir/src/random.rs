@@ -2,7 +2,10 @@
 //!
 //! Every random number in Phalanx is a pure function of a key and a counter, never of how many
 //! numbers were drawn before it. So a dropout mask, an initial weight or a sampled batch is the
-//! same whatever the layout, the thread count or the order of execution.
+//! same whatever the layout, the thread count or the order of execution; and whatever the machine, because
+//! normal numbers are computed by operations that all machines round alike ([`elementary`]).
+
+mod elementary;
 
 /// Four random words for one (key, counter) pair.
 #[inline]
@@ -40,6 +43,11 @@ impl Stream {
         Self { key: [seed as u32, (seed >> 32) as u32], purpose: fnv1a(purpose.as_bytes()) }
     }
 
+    /// The key of its words, and what their counters have besides the index: low words first.
+    pub fn identity(self) -> ([u32; 2], [u32; 2]) {
+        (self.key, [self.purpose as u32, (self.purpose >> 32) as u32])
+    }
+
     /// The four words at `index`.
     #[inline]
     pub fn words(self, index: u64) -> [u32; 4] {
@@ -59,7 +67,7 @@ impl Stream {
     pub fn normal(self, index: u64) -> f64 {
         let [a, b, c, d] = self.words(index);
         let (u, v) = (1.0 - unit_interval(a, b), unit_interval(c, d));
-        (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+        (-2.0 * elementary::ln(u)).sqrt() * elementary::cos_of_turns(v)
     }
 
     /// An integer uniform in `0..bound`; the bias of the multiplication is below 2⁻⁶⁴·bound.

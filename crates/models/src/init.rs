@@ -3,8 +3,7 @@
 
 use std::ops::Range;
 
-use phalanx_ir::random::Stream;
-use phalanx_ir::{Init, Param};
+use phalanx_ir::{Draw, Param};
 
 /// The elements `range` of a parameter's initial value, in full precision.
 ///
@@ -15,12 +14,8 @@ pub fn initial_values(
     seed: u64,
     range: Range<usize>,
 ) -> impl ExactSizeIterator<Item = f64> + use<> {
-    let (elements, init) = (param.elements(), param.init);
+    let elements = param.elements();
     assert!(range.end <= elements, "elements {range:?} of `{}`, which has {elements}", param.name);
-    let stream = Stream::named(seed, &param.name);
-    range.map(move |i| match init {
-        Init::Constant(value) => value,
-        Init::Normal(std) => std * stream.normal(i as u64),
-        Init::Uniform(bound) => bound * (2.0 * stream.uniform(i as u64) - 1.0),
-    })
+    let draw = Draw::of(param, seed);
+    range.map(move |i| draw.at(i as u64))
 }

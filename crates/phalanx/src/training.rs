@@ -8,7 +8,7 @@ use phalanx_data::check_vocabulary;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
-use phalanx_session::{Prepared, Restored, Session, Settings, from_weights, initial};
+use phalanx_session::{Prepared, Restored, Seeded, Session, Settings, from_weights};
 use phalanx_train::steps::{Batches, TrainedStep, take_steps};
 use phalanx_train::{Checkpoints, RunFacts, saved};
 
@@ -128,7 +128,7 @@ impl<'a> Training<'a> {
                 let source = Restored::new(found, prepared.parameters(), &settings.optimizer, 1)?;
                 prepared.resume(&source, found.manifest().step)?
             }
-            (None, None) => prepared.start(&initial(seed))?,
+            (None, None) => prepared.start_from(&Seeded(seed))?,
             (None, Some(path)) => {
                 let weights = weights::open(path, models.train.params())?;
                 prepared.start(&from_weights(&*weights))?

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_engine::{Calls, Engine, EngineError, KernelCall, Span};
+use phalanx_ir::{DType, Draw};
 use phalanx_script::{
     Action, BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, PlannedScript, Script,
     ScriptError, Source, Tier,
@@ -238,6 +239,19 @@ impl<E: Engine> Executor<E> {
     ) -> Result<(), RuntimeError> {
         let span = self.part(id, buffer, from, bytes.len())?;
         Ok(self.engine.upload(span, bytes)?)
+    }
+
+    /// Fills a part of a buffer, of so many elements from a byte offset on, with drawn values from that of
+    /// `first` on; `false` if the engine does not draw.
+    pub fn draw_at(
+        &mut self,
+        id: ScriptId,
+        (buffer, from): (BufferId, usize),
+        (dtype, count): (DType, usize),
+        (draw, first): (Draw, u64),
+    ) -> Result<bool, RuntimeError> {
+        let span = self.part(id, buffer, from, count * dtype.size())?;
+        Ok(self.engine.draw(span, dtype, draw, first)?)
     }
 
     /// Reads a part of a buffer to the host, starting at a byte offset.

@@ -74,7 +74,7 @@ pub use pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;
 pub use replicas::{BatchShare, Replicas};
-pub use restore::{Restored, StateSource, read_as};
+pub use restore::{Restored, Seeded, StateSource, read_as};
 pub use save::{FULL, SaveTargets, SavedFiles};
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};

@@ -6,8 +6,9 @@ use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeS
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::folders::FolderKind;
+use crate::restore::FromWeights;
 use crate::run_weights::{WEIGHTS, open_run};
-use crate::{ForwardModel, Models, ReadParam, from_weights, host, initial};
+use crate::{ForwardModel, Models, ReadParam, Seeded, StateSource, from_weights, host, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
 use phalanx_ir::DType;
@@ -118,6 +119,14 @@ impl Network {
         match &self.weights {
             Some(source) => Box::new(from_weights(&**source)),
             None => Box::new(initial(self.seed)),
+        }
+    }
+
+    /// The same as a source of state, which engines may draw themselves.
+    pub fn source(&self) -> Box<dyn StateSource + '_> {
+        match &self.weights {
+            Some(source) => Box::new(FromWeights(&**source)),
+            None => Box::new(Seeded(self.seed)),
         }
     }
 

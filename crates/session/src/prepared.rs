@@ -51,6 +51,11 @@ impl Prepared {
         self.start_with(&NewRun(read), 0)
     }
 
+    /// The same from a source of state.
+    pub fn start_from(self, source: &dyn StateSource) -> Result<Session> {
+        self.start_with(source, 0)
+    }
+
     /// Takes over the memory in which earlier processes of the same ranks have left the state after
     /// so many steps.
     pub fn take_over(mut self, steps: u64) -> Result<Session> {

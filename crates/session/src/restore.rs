@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_ir::{DType, Param};
+use phalanx_ir::{DType, Draw, Param};
 use phalanx_models::hf::WeightTensor;
 use phalanx_script::{Optimizer, Scalar, StateKind};
 
 use super::save::{FULL, kind_name};
-use super::store::ReadParam;
+use super::store::{ReadParam, from_weights, initial};
 use phalanx_error::{Error, Problem, Result};
 
 /// Reads state in ranges of row-major indices of a replica's parameter, one range after the other, as
@@ -23,6 +23,11 @@ pub trait StateSource: Sync {
         ranges: &[Range<usize>],
         dtype: DType,
     ) -> Result<Option<Vec<u8>>>;
+
+    /// How values of a state are drawn, if they are: then engines may draw them where they lie.
+    fn draw(&self, _param: &Param, _kind: StateKind) -> Option<Draw> {
+        None
+    }
 
     /// A number that ranks keep beside parameters; nothing if it starts with its first value.
     fn scalar(&self, _scalar: &Scalar) -> Result<Option<f64>> {
@@ -45,6 +50,42 @@ impl StateSource for NewRun<'_> {
             StateKind::Weights | StateKind::Master => (self.0)(param, ranges, dtype).map(Some),
             StateKind::Gradient | StateKind::Optimizer(_) => Ok(None),
         }
+    }
+}
+
+/// Weights of a folder; everything else starts with zeros.
+pub(crate) struct FromWeights<'a>(pub(crate) &'a dyn phalanx_models::hf::Weights);
+
+impl StateSource for FromWeights<'_> {
+    fn read(
+        &self,
+        of: (&Param, usize),
+        kind: StateKind,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Option<Vec<u8>>> {
+        NewRun(&from_weights(self.0)).read(of, kind, ranges, dtype)
+    }
+}
+
+/// Weights that a seed determines; everything else starts with zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seeded(pub u64);
+
+impl StateSource for Seeded {
+    fn read(
+        &self,
+        of: (&Param, usize),
+        kind: StateKind,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Option<Vec<u8>>> {
+        NewRun(&initial(self.0)).read(of, kind, ranges, dtype)
+    }
+
+    fn draw(&self, param: &Param, kind: StateKind) -> Option<Draw> {
+        let is_drawn = matches!(kind, StateKind::Weights | StateKind::Master);
+        is_drawn.then(|| Draw::of(param, self.0))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
+use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateScalar};
@@ -143,6 +143,11 @@ impl Store {
         }
         let size = held.dtype.size();
         let param = &self.params[member.param];
+        if let Some(draw) = source.draw(param, kind)
+            && draws(executor, script, held, &placed, draw)?
+        {
+            return Ok(());
+        }
         let narrow = (kind, held.dtype) == (StateKind::Weights, DType::Bf16);
         let from = (source, self.replica);
         let values = match master.take().filter(|(of, _)| narrow && *of == ranges) {
@@ -228,6 +233,23 @@ impl Store {
         })
         .collect()
     }
+}
+
+/// Lets the engine draw values where a buffer holds them; `false` if it does not.
+fn draws<E: Engine>(
+    executor: &mut Executor<E>,
+    script: ScriptId,
+    held: &HeldRange,
+    placed: &[Placed],
+    draw: Draw,
+) -> Result<bool> {
+    for Placed { global, at } in placed {
+        let (place, values) = ((held.buffer, at * held.dtype.size()), (held.dtype, global.len()));
+        if !executor.draw_at(script, place, values, (draw, global.start as u64))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 struct Placed {

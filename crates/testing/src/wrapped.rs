@@ -8,7 +8,7 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_engine::{
     Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Way,
 };
-use phalanx_ir::Program;
+use phalanx_ir::{DType, Draw, Program};
 
 /// A hook that can change what the wrapped engine does.
 pub trait Hook<E: Engine> {
@@ -170,6 +170,16 @@ impl<E: Engine, M: Hook<E>> Engine for Wrapped<E, M> {
 
     fn happened(&self, event: Event) -> Option<CallTimes> {
         self.inner.happened(event)
+    }
+
+    fn draw(
+        &mut self,
+        into: Span,
+        dtype: DType,
+        draw: Draw,
+        first: u64,
+    ) -> Result<bool, EngineError> {
+        self.inner.draw(into, dtype, draw, first)
     }
 
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {

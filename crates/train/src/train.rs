@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
             false => Vec::new(),
         };
         let session = match start {
-            Start::New => prepared.start(&*network.start())?,
+            Start::New => prepared.start_from(&*network.source())?,
             Start::Kept { step, .. } => prepared.take_over(*step)?,
             Start::Saved(Resume { checkpoint, .. }) => {
                 let optimizer = &lowered.settings.optimizer;

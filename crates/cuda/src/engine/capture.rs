@@ -1,6 +1,8 @@
 //! Steps that are captured as graphs: the second run of a step is captured, and every later one is issued
 //! by one call. The first is not, because libraries prepare themselves in it.
 
+use std::sync::Arc;
+
 use phalanx_engine::{Calls, EngineError, Event, SequentialStep};
 
 use super::compile::What;
@@ -15,6 +17,8 @@ pub struct CudaStep {
     is_capturable: bool,
     runs: u64,
     graph: Option<CapturedWork>,
+    /// The calls that the graph issues, by their numbers.
+    captured: Vec<(u32, Arc<str>)>,
     /// What the end of a run that was issued as a graph waits for.
     event: Option<Event>,
 }
@@ -24,7 +28,7 @@ impl CudaStep {
         let on = std::env::var_os("PHALANX_GRAPHS").is_none_or(|value| value != "off");
         let is_capturable = on && calls.iter().all(|call| is_capturable(&call.kernel));
         let calls = SequentialStep::new(calls)?;
-        Ok(Self { calls, is_capturable, runs: 0, graph: None, event: None })
+        Ok(Self { calls, is_capturable, runs: 0, graph: None, captured: Vec::new(), event: None })
     }
 
     /// Its calls, as they were last issued one by one.
@@ -46,10 +50,12 @@ impl CudaStep {
                 return self.calls.begin(engine);
             };
             self.graph = Some(graph?);
+            self.captured = engine.issued.take();
             self.calls.forget();
         }
         engine.events += 1;
         self.event = Some(Event(engine.events));
+        engine.issued.again(&engine.stream, &self.captured)?;
         let graph = self.graph.as_ref();
         // SAFETY: the arenas and workspaces outlive the steps that were prepared on them, and the caller
         // waited for what uses this step's memory.

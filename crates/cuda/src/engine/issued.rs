@@ -37,6 +37,24 @@ impl Issued {
         unsafe { stream.write_number(self.ended.as_ptr() as u64, number) }
     }
 
+    /// The calls that were noted and not forgotten: those of a step that was captured.
+    pub(super) fn take(&mut self) -> Vec<(u32, Arc<str>)> {
+        self.calls.drain(..).collect()
+    }
+
+    /// Notes calls that a graph issues again, before it does. Their numbers are those of earlier runs, so the
+    /// last one of these is first replaced.
+    pub(super) fn again(
+        &mut self,
+        stream: &Stream,
+        calls: &[(u32, Arc<str>)],
+    ) -> Result<(), CudaError> {
+        let before = self.calls.back().map_or(0, |(number, _)| *number);
+        self.calls.extend(calls.iter().cloned());
+        // SAFETY: as in `note`.
+        unsafe { stream.write_number(self.ended.as_ptr() as u64, before) }
+    }
+
     /// Forgets calls that are known to have ended.
     pub(super) fn clear(&mut self) {
         self.calls.clear();
@@ -70,6 +88,8 @@ mod tests {
         let calls: VecDeque<_> = calls.iter().map(|(n, name)| (*n, (*name).into())).collect();
         let error = CudaError::Call { function: "cuStreamSynchronize", why: "no".to_owned() };
         let named = |ended: u32| blame(&calls, ended, &error).to_string();
+        // No call of a graph has a smaller number than 1.
+        assert!(named(0).contains("`embed F`"), "{}", named(0));
         assert!(named(6).contains("`embed F`") && named(6).contains("call 1 of 3"), "{}", named(6));
         assert!(named(7).contains("`block F`") && named(7).contains("cuStream"), "{}", named(7));
         assert!(named(9).contains("after the last call"), "{}", named(9));

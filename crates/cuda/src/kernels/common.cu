@@ -107,6 +107,11 @@ template <> struct alignas(16) Wide<float> {
 template <> struct alignas(16) Wide<bf16> {
     enum { N = 8 };
     u32 v[4];
+    __device__ __forceinline__ bf16 element(int e) const {
+        bf16 x;
+        x.bits = (u16)(v[e / 2] >> (e % 2 ? 16 : 0));
+        return x;
+    }
     __device__ __forceinline__ float at(int e) const {
         return __uint_as_float(e % 2 ? v[e / 2] & 0xffff0000u : v[e / 2] << 16);
     }
@@ -124,6 +129,11 @@ template <> struct alignas(16) Wide<bf16> {
 template <> struct alignas(16) Wide<half> {
     enum { N = 8 };
     u32 v[4];
+    __device__ __forceinline__ half element(int e) const {
+        half x;
+        x.bits = (u16)(v[e / 2] >> (e % 2 ? 16 : 0));
+        return x;
+    }
     __device__ __forceinline__ float at(int e) const {
         half x = {(u16)(e % 2 ? v[e / 2] >> 16 : v[e / 2])};
         return load(x);
@@ -241,4 +251,25 @@ template <class A> __device__ __forceinline__ A infinity();
 template <> __device__ __forceinline__ float infinity<float>() { return __uint_as_float(0x7f800000u); }
 template <> __device__ __forceinline__ double infinity<double>() {
     return __longlong_as_double(0x7ff0000000000000ll);
+}
+
+// The power of two and the inverse, as exact as bf16 needs: they have twenty bits and more.
+__device__ __forceinline__ float power(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+__device__ __forceinline__ float inverse(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
 }

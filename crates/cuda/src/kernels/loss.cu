@@ -37,17 +37,6 @@ __device__ void entropy_row(T* x, i64 classes, i64 target, typename Of<T>::Acc s
     __syncthreads();
 }
 
-// The power of two, as exact as the element type needs.
-__device__ __forceinline__ float power(float x) {
-#ifdef __CUDA_ARCH__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return exp2f(x);
-#endif
-}
-
 // The same for rows of 16 bits an element that are whole packs and fit the block's shared memory: a row is read once.
 // Powers of two of scaled logits are one multiplication and addition cheaper than exponentials.
 template <class T>
@@ -56,25 +45,27 @@ __device__ void entropy_kept(T* x, int classes, i64 target, float scale, float* 
     const float by = 1.4426950408889634f;
     float top = -infinity<float>(), sum = 0.0f, right = 0.0f;
     if (threadIdx.x == 0 && target >= 0) right = load(x[target]);
+    // The sum grows while the row is read, and shrinks when a larger element comes.
 #pragma unroll 4
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {
         Wide<T> a = ((const Wide<T>*)x)[p];
         kept[p] = a;
+        float largest = a.at(0);
 #pragma unroll
-        for (int e = 0; e < V; e++) top = fmaxf(top, a.at(e));
-    }
-    // A NaN is no maximum, but makes the sum one.
-    top = block_reduce(top, Larger());
-    float below = -top * by;
-#pragma unroll 2
-    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
-        Wide<T> a = kept[p];
+        for (int e = 1; e < V; e++) largest = fmaxf(largest, a.at(e));
+        if (largest > top) {
+            sum *= power((top - largest) * by);
+            top = largest;
+        }
+        float below = top == -infinity<float>() ? 0.0f : -top * by;
 #pragma unroll
         for (int e = 0; e < V; e++) sum += power(fmaf(a.at(e), by, below));
     }
-    float total = top + log_of(block_reduce(sum, Sum()));
+    // A NaN is no maximum, but makes the sum one.
+    float all = block_reduce(top, Larger());
+    if (top != -infinity<float>()) sum *= power((top - all) * by);
+    float total = all + log_of(block_reduce(sum, Sum())), below = -total * by;
     if (threadIdx.x == 0) *nll = target < 0 ? 0.0f : total - right;
-    below = -total * by;
     float own = target < 0 ? 0.0f : scale;
 #pragma unroll 2
     for (int p = threadIdx.x; p < packs; p += blockDim.x) {

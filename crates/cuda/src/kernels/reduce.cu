@@ -65,7 +65,7 @@ __device__ void store_part(const A* total, double* partial, i64 columns) {
 // The same where the results are the columns of rows that lie one after the other: V columns of a thread
 // at a time; eight rows of a part side by side.
 template <class T, int KIND, int V>
-__global__ void __launch_bounds__(256) reduce_columns(const T* x, double* partial, i64 rows, i64 columns, i64 parts) {
+__global__ void __launch_bounds__(256, 4) reduce_columns(const T* x, double* partial, i64 rows, i64 columns, i64 parts) {
     // Few rows of a thread are exact enough in the type that 16 bits are computed in.
     typedef typename Longer<T>::Of A;
     i64 column = ((i64)blockIdx.x * 32 + threadIdx.x % 32) * V;

@@ -93,7 +93,7 @@ fn every_op_has_kernels_that_compile() {
         let listed = WITHOUT_KERNEL.contains(name);
         assert_ne!(listed, ops.contains(name), "{name}: in the list or compiled, not both");
     }
-    for spec in crate::ranks::kernels() {
+    for spec in crate::ranks::kernels().into_iter().chain(crate::engine::drawing_kernels()) {
         found.insert(spec.entry.clone(), spec);
     }
     if let Err(why) = Nvrtc::get() {

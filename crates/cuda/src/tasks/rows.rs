@@ -11,7 +11,7 @@ use super::collective::gather;
 use super::var::extents;
 use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
 use crate::kernels::{KernelSpec, MOST_SHARED, Source};
-use crate::requirements::{CudaRequirements, norm_parts};
+use crate::requirements::{CudaRequirements, NORM_WARPS, is_narrow, lane_packs, norm_parts};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let (kind, eps) = match &op.instr.op {
@@ -103,7 +103,7 @@ fn whole_rows(
     // warps. Slots are aligned, so rows are if their width is.
     let fits = match is_gradient {
         false => x.width().is_multiple_of(wide) && packs * wide <= 128,
-        true => x.width().is_multiple_of(32 * wide) && packs <= 32,
+        true => lane_packs(x.width(), x.dtype).is_some_and(|packs| packs <= 32),
     };
     if !whole || !fits {
         return Ok(None);
@@ -111,20 +111,22 @@ fn whole_rows(
     let mut args = vec![operands.clone(), words.clone()];
     if !is_gradient {
         let types = [op.float(x.dtype)?, kind, &packs.to_string()];
-        let kernel = KernelSpec::of(Source::Rows, "norm_rows", &types);
+        let kernel = KernelSpec::of(Source::Norms, "norm_rows", &types);
         let blocks = [x.rows().div_ceil(NORM_WARPS).min(1 << 20) as u32, 1, 1];
         let task = KernelTask::new(kernel, blocks, 32 * NORM_WARPS as u32, args);
         return Ok(Some(vec![Task::Kernel(task)]));
     }
     args.extend([past(op), outputs[0].adds(), Arg::Pointer(op.scratch_at(0)?)]);
-    let kernel = KernelSpec::of(Source::Rows, "norm_rows_grad", &[op.float(x.dtype)?, kind]);
-    let blocks = [norm_parts(x.rows(), x.width()) as u32, 1, 1];
-    let first = KernelTask::new(kernel, blocks, 32 * packs as u32, args);
+    let (name, warps) = match is_narrow(packs) {
+        true => ("norm_narrow_grad", NORM_WARPS),
+        false => ("norm_rows_grad", packs),
+    };
+    let types = [op.float(x.dtype)?, kind, &packs.to_string()];
+    let kernel = KernelSpec::of(Source::Norms, name, &types);
+    let blocks = [norm_parts(x.rows(), x.width(), x.dtype) as u32, 1, 1];
+    let first = KernelTask::new(kernel, blocks, 32 * warps as u32, args);
     Ok(Some(vec![Task::Kernel(first), summed_parts(op, x, &outputs[1..])?]))
 }
-
-/// Warps of a block of the kernel of whole rows, as it has it.
-const NORM_WARPS: usize = 4;
 
 /// dx, with the sums of each part of the rows; then the sum of the parts for each vector.
 fn norm_gradient(
@@ -135,7 +137,7 @@ fn norm_gradient(
     mut args: Vec<Arg>,
 ) -> Result<Tasks, EngineError> {
     let acc = x.dtype.accumulator();
-    let parts = norm_parts(x.rows(), x.width());
+    let parts = norm_parts(x.rows(), x.width(), x.dtype);
     let shared = vectors.len() * x.width() * acc.size();
     if shared > MOST_SHARED as usize {
         return Err(op.unsupported(format!("rows of {} elements are too wide", x.width())));
@@ -160,7 +162,7 @@ fn summed_parts(op: &Operation<'_>, x: &Var, vectors: &[Var]) -> Result<Task, En
     let kernel = KernelSpec::of(Source::Rows, "sum_parts", &types);
     let mut args = vec![Arg::Pointer(op.scratch_at(0)?), first.arg()];
     args.push(second.map_or(Arg::Null, Var::arg));
-    let numbers = [norm_parts(x.rows(), x.width()), first.width(), first.valid_width()];
+    let numbers = [norm_parts(x.rows(), x.width(), x.dtype), first.width(), first.valid_width()];
     args.extend(numbers.map(|n| Arg::Int(n as i64)));
     args.extend([first.adds(), second.map_or(Arg::Int(0), Var::adds)]);
     // A block has 32 columns and its warps take parts in turn, as the kernel has it.
