@@ -143,9 +143,14 @@ fn a_ring_does_what_one_rank_does() {
             let (cp, seq) = (format!("parallel.cp={degree}"), format!("train.seq_len={seq}"));
             let sets = ["parallel.cp_kind=ring", &order, &kv, &cp, &seq];
             agrees(&format!("{sets:?}"), &llama(&sets), None);
-            // Learned positions are gathered, and dropout is that of the whole sequence.
+            // Learned positions are gathered, and dropout is that of the whole sequence. The bias of keys has
+            // no gradient: Adam divides what rounding leaves of it by eps, which must not be tiny.
             let sets = ["parallel.cp_kind=ring", &order, "model.dropout=0.2", &cp, &seq];
-            agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
+            agrees(
+                &format!("gpt2, {sets:?}"),
+                &gpt(&[&sets[..], &["optim.eps=1e-6"]].concat()),
+                None,
+            );
         }
     }
 }
@@ -173,7 +178,7 @@ fn ring_self_attention_does_what_one_rank_does() {
         let (cp, seq) = (format!("parallel.cp={degree}"), format!("train.seq_len={seq}"));
         let sets = ["parallel.cp_kind=rsa", &kv, &cp, &seq];
         agrees(&format!("{sets:?}"), &llama(&sets), None);
-        let sets = ["parallel.cp_kind=rsa", "model.dropout=0.2", &cp, &seq];
+        let sets = ["parallel.cp_kind=rsa", "model.dropout=0.2", &cp, &seq, "optim.eps=1e-6"];
         agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
         let sets = ["parallel.cp_kind=rsa", "train.recompute=selective", &kv, &cp, &seq];
         agrees(&format!("{sets:?}"), &llama(&sets), None);
