@@ -16,6 +16,7 @@ mod movement;
 mod place;
 mod position;
 mod reduce;
+mod routing;
 mod rows;
 mod update;
 mod var;
@@ -240,6 +241,13 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Rotary(_) => {
             position::compile(op)
         }
+        Op::TopK(_)
+        | Op::TopKGrad(_)
+        | Op::Assign(_)
+        | Op::Histogram(_)
+        | Op::Dispatch(_)
+        | Op::Combine(_)
+        | Op::GateGrad(_) => routing::compile(op),
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Attend(_) | Op::AttendGrad(_) => {
             attention::compile(op)
         }

@@ -15,6 +15,7 @@
 //! Methods never fail at once: the first mistake is stored, with the op and the types, and
 //! [`Builder::finish`] returns it. So model code needs no `?` on every line.
 
+mod routing;
 mod tensor;
 
 use std::cell::RefCell;

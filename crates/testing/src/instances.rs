@@ -1,5 +1,7 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
+mod routing;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -152,6 +154,7 @@ pub fn every() -> Vec<OpInstance> {
     cases.rows();
     cases.losses();
     cases.positions();
+    cases.routing();
     cases.updates();
     let found: BTreeSet<&str> = cases.0.iter().map(|case| case.op.variant()).collect();
     let all = Op::VARIANTS.iter().copied().filter(|&variant| variant != "Collective");

@@ -32,6 +32,7 @@ fn with_type(op: &Op, dtype: DType) -> Op {
         Op::LayerNormGrad(n) => n.out = dtype,
         Op::EmbeddingGrad(e) => e.out = dtype,
         Op::LinearCrossEntropy(l) => l.out = dtype,
+        Op::Histogram(h) => h.out = dtype,
         Op::AdamW(a) if dtype.size() == 2 => a.narrow = Some(dtype),
         Op::Sgd(s) if dtype.size() == 2 => s.narrow = Some(dtype),
         Op::Lion(l) if dtype.size() == 2 => l.narrow = Some(dtype),
@@ -52,7 +53,7 @@ fn operand_type(op: &Op, index: usize, t: &RefTensor, dtype: DType) -> DType {
         Op::AttentionGrad(g) => index == 4 && g.of.kind == AttentionKind::Flash,
         Op::AdamW(_) | Op::Sgd(_) | Op::Lion(_) | Op::LambDirection(_) => index != 1,
         Op::MemberScale(_) => index == 1,
-        Op::KeyProduct(_) => index == 2,
+        Op::KeyProduct(_) | Op::Dispatch(_) | Op::Combine(_) => index == 2,
         _ => false,
     };
     match t.dtype() {

@@ -114,3 +114,19 @@ fn a_small_model() {
             h.matmul_transposed(v[0]).cross_entropy(v[7])
         });
 }
+
+/// Choices change in jumps, so they are data here; what they choose has slopes.
+#[test]
+fn choices_and_rows_of_experts() {
+    let index = ids(&[2, 3, 2], &[0, 1, 0, 1, 0, 2, 1, 0, 2, 0, 2, 1]);
+    Check::new("top k").param("x", &[2, 3, 4]).run(|_, v| v[0].top_k(2).0);
+    // The third token finds no place at its first expert.
+    Check::new("to experts and back")
+        .param("x", &[2, 3, 4])
+        .param("gates", &[2, 3, 2])
+        .data("index", index)
+        .run(|_, v| {
+            let slot = v[2].assign(3, 2, None);
+            v[0].dispatch(slot, 3, 2).silu().combine(slot, v[1])
+        });
+}

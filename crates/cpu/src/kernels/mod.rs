@@ -17,6 +17,7 @@ pub mod norm;
 pub mod optim;
 pub mod reduce;
 pub mod rotary;
+pub mod routing;
 mod row;
 pub mod softmax;
 #[cfg(test)]

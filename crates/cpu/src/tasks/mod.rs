@@ -9,6 +9,7 @@ mod attend;
 mod attention;
 mod collective;
 mod context;
+mod dispatch;
 mod embedding_grad;
 mod extent;
 mod fused;
@@ -24,6 +25,7 @@ mod padding;
 mod placed;
 mod reduce;
 mod rotary;
+mod routing;
 mod rows;
 mod transfer;
 mod types;
@@ -167,6 +169,8 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
+        Op::TopK(_) | Op::TopKGrad(_) | Op::Assign(_) | Op::Histogram(_) => routing::compile(op),
+        Op::Dispatch(_) | Op::Combine(_) | Op::GateGrad(_) => dispatch::compile(op),
         Op::AdamW(adamw) => update::compile(op, Rule::AdamW(*adamw)),
         Op::Sgd(sgd) => update::compile(op, Rule::Sgd(*sgd)),
         Op::Lion(lion) => update::compile(op, Rule::Lion(*lion)),

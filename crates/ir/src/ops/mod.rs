@@ -5,6 +5,7 @@
 mod attend;
 mod attention;
 mod collective;
+mod dispatch;
 mod elementwise;
 mod embedding;
 mod fused;
@@ -20,6 +21,7 @@ mod random;
 mod reduce;
 mod reshape;
 mod rotary;
+mod routing;
 mod shape;
 mod softmax;
 
@@ -34,6 +36,7 @@ use crate::vjp::Vjp;
 pub use attend::{Attend, AttendGrad};
 pub use attention::{Attention, AttentionGrad, AttentionKind};
 pub use collective::{Collective, CollectiveKind};
+pub use dispatch::{Combine, Dispatch, GateGrad};
 pub use elementwise::{
     Binary, BinaryKind, Cast, Compare, CompareKind, Fill, Scale, Select, Shift, Unary, UnaryGrad,
     UnaryKind,
@@ -52,6 +55,7 @@ pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
 pub use rotary::{RopeScaling, Rotary};
+pub use routing::{Assign, Histogram, TopK, TopKGrad};
 pub use shape::{Concat, Pad, Slice, Transpose};
 pub use softmax::{Softmax, SoftmaxGrad};
 
@@ -264,6 +268,13 @@ ops! {
     CrossEntropy(CrossEntropy),
     CrossEntropyGrad(CrossEntropyGrad),
     LinearCrossEntropy(LinearCrossEntropy),
+    TopK(TopK),
+    TopKGrad(TopKGrad),
+    Assign(Assign),
+    Histogram(Histogram),
+    Dispatch(Dispatch),
+    Combine(Combine),
+    GateGrad(GateGrad),
     AdamW(AdamW),
     Sgd(Sgd),
     Lion(Lion),
@@ -334,6 +345,23 @@ impl Op {
             "cross_entropy" => CrossEntropy.into(),
             "cross_entropy_grad" => CrossEntropyGrad.into(),
             "linear_cross_entropy" => loss::read_linear(attrs)?.into(),
+            "top_k" => TopK { k: attrs.take("k")? }.into(),
+            "top_k_grad" => TopKGrad { size: attrs.take("size")? }.into(),
+            "assign" => {
+                Assign { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }.into()
+            }
+            "histogram" => Histogram {
+                size: attrs.take("size")?,
+                per: attrs.take("per")?,
+                out: attrs.take("out")?,
+            }
+            .into(),
+            "dispatch" => {
+                Dispatch { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }
+                    .into()
+            }
+            "combine" => Combine.into(),
+            "gate_grad" => GateGrad.into(),
             "adamw" | "adam" => optimizer::read_adamw(name == "adam", attrs)?.into(),
             "sgd" => optimizer::read_sgd(attrs)?.into(),
             "lion" => optimizer::read_lion(attrs)?.into(),

@@ -26,6 +26,10 @@ pub(crate) fn everything() -> Program {
     let logits = h.max(h.scale(0.5)).min(h).matmul_transposed(b.param("head", [32, 16]));
     let nll = logits.cross_entropy(b.data("targets", DType::I32, [2, 8]));
     b.loss("loss", nll.sum_all() * b.scalar("inv_tokens"));
+    let (gates, index) = h.matmul(b.param("router", [16, 4])).cast(DType::F32).softmax().top_k(2);
+    let slot = index.assign(4, 5, Some(gates.compare(CompareKind::Lt, gates.scale(2.0))));
+    b.probe("load", slot.histogram(4, 5, DType::F32));
+    b.probe("back", h.dispatch(slot, 4, 5).combine(slot, gates));
     b.finish().unwrap()
 }
 

@@ -15,6 +15,7 @@ mod norm;
 mod optimizer;
 mod reduce;
 mod rotary;
+mod routing;
 mod shape;
 mod softmax;
 
@@ -70,6 +71,13 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::CrossEntropy(_) => loss::cross_entropy(&call),
         Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(&call),
         Op::LinearCrossEntropy(op) => loss::linear_cross_entropy(op, &call),
+        Op::TopK(op) => routing::top_k(op.k, &call),
+        Op::TopKGrad(op) => routing::top_k_grad(op, &call),
+        Op::Assign(op) => routing::assign(op, &call),
+        Op::Histogram(op) => routing::histogram(op, &call),
+        Op::Dispatch(_) => routing::dispatch(&call),
+        Op::Combine(_) => routing::combine(&call),
+        Op::GateGrad(_) => routing::gate_grad(&call),
         Op::AdamW(op) => optimizer::adamw(op, &call),
         Op::Sgd(op) => optimizer::sgd(op, &call),
         Op::Lion(op) => optimizer::lion(op, &call),

@@ -215,3 +215,21 @@ fn a_master_gives_its_narrow_copy() {
     // 2.07·64 = 132.48.
     assert_eq!(got[2].values(), [248.0 / 256.0, 132.0 / 64.0]);
 }
+
+/// By hand: four tokens, three experts with two places each. First choices come first; the third
+/// token's finds expert 0 full, and so does the fourth's second.
+#[test]
+fn places_go_by_choice_and_then_by_token() {
+    let index = ids(&[1, 4, 2], &[0, 1, 0, 1, 0, 2, 1, 0]);
+    let rows = tensor(&[1, 4, 1], &[1.0, 2.0, 3.0, 4.0]);
+    let got = eval(&[("index", index), ("x", rows)], |_, v| {
+        let slot = v[0].assign(3, 2, None);
+        let at = v[1].dispatch(slot, 3, 2);
+        let load = v[0].histogram(3, 1, DType::F64);
+        vec![slot, load, slot.histogram(3, 2, DType::F64), at]
+    });
+    assert_eq!(got[0].values(), [0.0, 3.0, 1.0, 6.0, 6.0, 4.0, 2.0, 6.0]);
+    assert_eq!(got[1].values(), [4.0, 3.0, 1.0]);
+    assert_eq!(got[2].values(), [2.0, 2.0, 1.0]);
+    assert_eq!(got[3].values(), [1.0, 2.0, 4.0, 1.0, 3.0, 0.0]);
+}

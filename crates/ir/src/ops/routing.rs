@@ -1,0 +1,202 @@
+//! Which experts a token goes to, and which place it gets there.
+//!
+//! Tokens come in groups, `[…, t]`: places are counted within a group, so what is dropped is a
+//! property of the model and not of how many ranks there are. Everything is indices: an expert's
+//! number and a place per (token, choice), never a mask over all experts and places.
+
+use super::{OpDef, Shaped};
+use crate::attr::Attrs;
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::rule::Rule;
+use crate::types::TensorType;
+use crate::vjp::Vjp;
+
+/// The `k` largest elements of each row and their indices, the largest first: operand `[…, e]`,
+/// results `[…, k]` twice. The lower index wins a tie; a NaN is smaller than every number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TopK {
+    /// How many are taken.
+    pub k: usize,
+}
+
+/// Puts each element of dy where it was taken from, with zeros elsewhere: operands index, dy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TopKGrad {
+    /// Elements of a row that they were taken from.
+    pub size: usize,
+}
+
+/// Gives each (token, choice) a slot, `expert · capacity + place`: operands index `i32[…, t, k]`
+/// and, optionally, whether each choice stands, `bool[…, t, k]`.
+///
+/// All first choices of a group get places before its second ones, and earlier tokens before later
+/// ones. Who finds no place, or has no expert, gets the slot `experts · capacity`, which no expert
+/// has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Assign {
+    /// How many experts there are.
+    pub experts: usize,
+    /// Places of each expert in each group.
+    pub capacity: usize,
+}
+
+/// How often each number comes among those of a group, after division by `per`: operand
+/// `i32[…, t, k]`, result `[…, e]`. With `per` 1 it counts the choices of experts, with the
+/// capacity the places that are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Histogram {
+    /// How many numbers are counted, from zero on.
+    pub size: usize,
+    /// What numbers are divided by.
+    pub per: usize,
+    /// The element type of the counts.
+    pub out: DType,
+}
+
+/// The dims of a group's tokens and their choices: […], t, k.
+pub(super) fn choices<'a>(
+    what: &str,
+    ty: &'a TensorType,
+) -> Result<(&'a [usize], usize, usize), String> {
+    super::dtype_is(what, ty, DType::I32)?;
+    match ty.shape[..] {
+        [ref groups @ .., tokens, k] if k > 0 => Ok((groups, tokens, k)),
+        _ => Err(format!("{what} is {ty}, expected dims of tokens and of choices, none empty")),
+    }
+}
+
+/// Fails unless every slot of every expert, and the one that is none, has a number.
+pub(super) fn slots_fit(experts: usize, capacity: usize) -> Result<(), String> {
+    let slots = experts.checked_mul(capacity).filter(|&n| n > 0 && i32::try_from(n).is_ok());
+    slots.map(|_| ()).ok_or_else(|| {
+        format!("{experts} experts of {capacity} places: slots are 1 to {} in number", i32::MAX)
+    })
+}
+
+impl OpDef for TopK {
+    fn name(&self) -> &'static str {
+        "top_k"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("k", self.k)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 1)?;
+        let x = ins[0];
+        let (Some((&size, rows)), true) = (x.shape.split_last(), x.dtype.is_float()) else {
+            return Err(format!("operand is {x}, expected a float with at least one dim"));
+        };
+        if self.k == 0 || self.k > size {
+            return Err(format!("k = {} of {size} elements; at least 1, at most all", self.k));
+        }
+        let shape = [rows, &[self.k]].concat();
+        Ok(vec![(x.dtype, shape.clone()), (DType::I32, shape)])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... e -> ... k, ... k", ins, outs).whole("e k")
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        let shape = &g.ty(g.input(0)).shape;
+        g.set_to(0, TopKGrad { size: shape[shape.len() - 1] }, &[g.output(1), g.dy()?])
+    }
+}
+
+impl OpDef for TopKGrad {
+    fn name(&self) -> &'static str {
+        "top_k_grad"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("size", self.size)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 2)?;
+        super::dtype_is("the index", ins[0], DType::I32)?;
+        super::shape_is("dy", ins[1], &ins[0].shape)?;
+        let (Some((_, rows)), true) = (ins[1].shape.split_last(), ins[1].dtype.is_float()) else {
+            return Err(format!("dy is {}, expected a float with at least one dim", ins[1]));
+        };
+        Ok(vec![(ins[1].dtype, [rows, &[self.size]].concat())])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... k, ... k -> ... e", ins, outs).whole("e k").linear(&[&[1]])
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(1, "second derivatives are not formed"))
+    }
+}
+
+impl OpDef for Assign {
+    fn name(&self) -> &'static str {
+        "assign"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("experts", self.experts).with("capacity", self.capacity)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        let [index, stands @ ..] = ins else {
+            return Err("takes the index".to_owned());
+        };
+        choices("the index", index)?;
+        slots_fit(self.experts, self.capacity)?;
+        match stands {
+            [] => {}
+            [stands] => {
+                super::dtype_is("whether a choice stands", stands, DType::Bool)?;
+                super::shape_is("whether a choice stands", stands, &index.shape)?;
+            }
+            _ => return Err(format!("takes 1 or 2 operands, got {}", ins.len())),
+        }
+        Ok(vec![(DType::I32, index.shape.clone())])
+    }
+
+    /// Places are counted over all tokens of a group, so a rank needs all of them.
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let text =
+            if ins.len() == 2 { "... t k, ... t k -> ... t k" } else { "... t k -> ... t k" };
+        Rule::declare(text, ins, outs).whole("t k")
+    }
+
+    fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Ok(())
+    }
+}
+
+impl OpDef for Histogram {
+    fn name(&self) -> &'static str {
+        "histogram"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("size", self.size).with("per", self.per).with("out", self.out)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 1)?;
+        let (groups, ..) = choices("the operand", ins[0])?;
+        if self.per == 0 || !self.out.is_float() {
+            return Err(format!("per = {} and out = {}", self.per, self.out));
+        }
+        slots_fit(self.size, self.per)?;
+        Ok(vec![(self.out, [groups, &[self.size]].concat())])
+    }
+
+    /// Counts of a part of the tokens are a partial sum; a rank may count some numbers only.
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... t k -> ... e", ins, outs).whole("k")
+    }
+
+    fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Ok(())
+    }
+}
