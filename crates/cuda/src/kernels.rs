@@ -23,6 +23,7 @@ pub(crate) enum Source {
     Loss,
     Ranks,
     Draw,
+    Window,
 }
 
 impl Source {
@@ -46,6 +47,7 @@ impl Source {
             Source::Loss => include_str!("kernels/loss.cu"),
             Source::Ranks => include_str!("kernels/ranks.cu"),
             Source::Draw => include_str!("kernels/draw.cu"),
+            Source::Window => include_str!("kernels/window.cu"),
         }
     }
 

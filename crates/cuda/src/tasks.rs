@@ -20,6 +20,7 @@ mod routing;
 mod rows;
 mod update;
 mod var;
+mod window;
 
 use std::fmt;
 use std::sync::Arc;
@@ -255,6 +256,11 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
             let product = *product;
             key_product::compile(op, product)
         }
+        Op::Conv2d(_)
+        | Op::Conv2dInputGrad(_)
+        | Op::Conv2dWeightGrad(_)
+        | Op::Pooling(_)
+        | Op::PoolingGrad(_) => window::compile(op),
         Op::LinearCrossEntropy(loss) => {
             let loss = *loss;
             loss::compile(op, loss)

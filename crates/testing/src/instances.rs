@@ -1,6 +1,7 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
 mod routing;
+mod windows;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -152,6 +153,7 @@ pub fn every() -> Vec<OpInstance> {
     cases.elementwise();
     cases.shapes();
     cases.rows();
+    cases.windows();
     cases.losses();
     cases.positions();
     cases.routing();

@@ -31,6 +31,7 @@ fn with_type(op: &Op, dtype: DType) -> Op {
         Op::RmsNormGrad(n) => n.out = dtype,
         Op::LayerNormGrad(n) => n.out = dtype,
         Op::EmbeddingGrad(e) => e.out = dtype,
+        Op::Conv2dWeightGrad(c) => c.out = dtype,
         Op::LinearCrossEntropy(l) => l.out = dtype,
         Op::Histogram(h) => h.out = dtype,
         Op::AdamW(a) if dtype.size() == 2 => a.narrow = Some(dtype),

@@ -11,3 +11,4 @@ mod residuals;
 mod segments;
 mod slope;
 mod support;
+mod windows;

@@ -15,6 +15,7 @@ pub mod matrix;
 pub mod movement;
 pub mod norm;
 pub mod optim;
+pub mod patches;
 pub mod reduce;
 pub mod rotary;
 pub mod routing;

@@ -9,6 +9,7 @@ mod attend;
 mod attention;
 mod collective;
 mod context;
+mod conv;
 mod dispatch;
 mod embedding_grad;
 mod extent;
@@ -23,6 +24,7 @@ mod movement;
 mod norm_grad;
 mod padding;
 mod placed;
+mod pool;
 mod reduce;
 mod rotary;
 mod routing;
@@ -166,6 +168,8 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
         Op::Attend(_) | Op::AttendGrad(_) => attend::compile(op),
         Op::KeyProduct(product) => key_product::compile(op, product),
+        Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) => conv::compile(op),
+        Op::Pooling(_) | Op::PoolingGrad(_) => pool::compile(op),
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }

@@ -10,3 +10,4 @@ mod ranks;
 mod segments;
 mod shared_gradient;
 mod suite;
+mod windows;

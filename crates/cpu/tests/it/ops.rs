@@ -14,7 +14,7 @@ use phalanx_testing::instances::{self as cases, OpInstance};
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 
 /// Builds a program for each float type and checks it.
-fn each(name: &str, build: impl for<'b> Fn(&'b Builder, DType)) {
+pub(crate) fn each(name: &str, build: impl for<'b> Fn(&'b Builder, DType)) {
     for dtype in FLOATS {
         let b = Builder::new(name, dtype);
         build(&b, dtype);
@@ -22,7 +22,7 @@ fn each(name: &str, build: impl for<'b> Fn(&'b Builder, DType)) {
     }
 }
 
-fn gradient<'b>(b: &'b Builder, name: &str, value: Tensor<'b>) {
+pub(crate) fn gradient<'b>(b: &'b Builder, name: &str, value: Tensor<'b>) {
     b.port(name, Role::Gradient, value);
 }
 

@@ -6,9 +6,10 @@ use super::Builder;
 use crate::dtype::DType;
 use crate::error::IrError;
 use crate::ops::{
-    Attention, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare, CompareKind,
-    CrossEntropy, Dropout, Embedding, LayerNorm, Matmul, Reduce, ReduceKind, Reshape, RmsNorm,
-    Rotary, Scale, Select, Shift, Slice, Softmax, Spec, Transpose, Unary, UnaryKind,
+    Attention, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare, CompareKind, Conv2d,
+    CrossEntropy, Dropout, Embedding, LayerNorm, Matmul, PoolKind, Pooling, Reduce, ReduceKind,
+    Reshape, RmsNorm, Rotary, Scale, Select, Shift, Slice, Softmax, Spec, Transpose, Unary,
+    UnaryKind, Window,
 };
 use crate::program::ValueId;
 use crate::types::TensorType;
@@ -87,6 +88,51 @@ impl<'b> Tensor<'b> {
     /// Layer norm over the last dim.
     pub fn layer_norm(self, gain: Tensor<'b>, bias: Tensor<'b>, eps: f64) -> Tensor<'b> {
         self.builder.apply(LayerNorm { eps }, &[self, gain, bias])
+    }
+
+    /// Convolution of `[batch, height, width, in]` by weights `[k, l, in, out]`.
+    pub fn conv2d(self, w: Tensor<'b>, window: Window) -> Tensor<'b> {
+        self.builder.apply(Conv2d { window }, &[self, w])
+    }
+
+    /// The largest input of each window of `[batch, height, width, channels]`.
+    pub fn max_pool(self, window: Window) -> Tensor<'b> {
+        self.builder.apply(Pooling { kind: PoolKind::Max, window }, &[self])
+    }
+
+    /// The mean of each window of `[batch, height, width, channels]`; missing inputs are zeros.
+    pub fn mean_pool(self, window: Window) -> Tensor<'b> {
+        self.builder.apply(Pooling { kind: PoolKind::Mean, window }, &[self])
+    }
+
+    /// Group norm (Wu and He, 2018) of `[batch, height, width, channels]`: over height, width and
+    /// the channels of each group. It is made of sums, so any dim may be sharded.
+    pub fn group_norm(
+        self,
+        groups: usize,
+        gain: Tensor<'b>,
+        bias: Tensor<'b>,
+        eps: f64,
+    ) -> Tensor<'b> {
+        let &[b, h, w, c] = self.shape().as_slice() else {
+            let what = format!("x is {}, expected [batch, height, width, channels]", self.ty());
+            self.builder.fail(IrError::operands("group_norm", what));
+            return self;
+        };
+        if groups == 0 || !c.is_multiple_of(groups) {
+            let what = format!("{groups} groups do not divide {c} channels");
+            self.builder.fail(IrError::operands("group_norm", what));
+            return self;
+        }
+        let (grouped, dtype) = ([b, h, w, groups, c / groups], self.dtype());
+        let mean = |x: Tensor<'b>| {
+            let of = x.sum(&[1, 2, 4]).scale(1.0 / (h * w * (c / groups)) as f64);
+            move |f: &dyn Fn(Tensor<'b>) -> Tensor<'b>| f(of).broadcast(grouped, &[1, 2, 4])
+        };
+        let x = self.cast(dtype.accumulator()).reshape(grouped);
+        let centred = x - mean(x)(&|m| m);
+        let deviation = mean(centred.square())(&|v| v.shift(eps).sqrt());
+        (centred / deviation).reshape([b, h, w, c]).cast(dtype) * gain + bias
     }
 
     /// Rotary position embedding of `[batch, sequence, heads, size]`.

@@ -5,6 +5,7 @@
 mod attend;
 mod attention;
 mod collective;
+mod conv;
 mod dispatch;
 mod elementwise;
 mod embedding;
@@ -17,6 +18,7 @@ mod norm;
 mod optimizer;
 mod packed;
 mod padding;
+mod pool;
 mod random;
 mod reduce;
 mod reshape;
@@ -24,6 +26,7 @@ mod rotary;
 mod routing;
 mod shape;
 mod softmax;
+mod window;
 
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
@@ -36,6 +39,7 @@ use crate::vjp::Vjp;
 pub use attend::{Attend, AttendGrad};
 pub use attention::{Attention, AttentionGrad, AttentionKind};
 pub use collective::{Collective, CollectiveKind};
+pub use conv::{Conv2d, Conv2dInputGrad, Conv2dWeightGrad};
 pub use dispatch::{Combine, Dispatch, GateGrad};
 pub use elementwise::{
     Binary, BinaryKind, Cast, Compare, CompareKind, Fill, Scale, Select, Shift, Unary, UnaryGrad,
@@ -51,6 +55,7 @@ pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Decay, LambDirection, Lion, Sgd, SumSquares};
 pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
+pub use pool::{PoolKind, Pooling, PoolingGrad};
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
@@ -58,6 +63,7 @@ pub use rotary::{RopeScaling, Rotary};
 pub use routing::{Assign, Histogram, TopK, TopKGrad};
 pub use shape::{Concat, Pad, Slice, Transpose};
 pub use softmax::{Softmax, SoftmaxGrad};
+pub use window::{Window, WindowSpan};
 
 /// Element type and global shape of a result, before its layout is known.
 pub type Shaped = (DType, Vec<usize>);
@@ -262,6 +268,11 @@ ops! {
     Attend(Attend),
     AttendGrad(AttendGrad),
     KeyProduct(KeyProduct),
+    Conv2d(Conv2d),
+    Conv2dInputGrad(Conv2dInputGrad),
+    Conv2dWeightGrad(Conv2dWeightGrad),
+    Pooling(Pooling),
+    PoolingGrad(PoolingGrad),
     Softmax(Softmax),
     SoftmaxGrad(SoftmaxGrad),
     Dropout(Dropout),
@@ -339,6 +350,11 @@ impl Op {
                 AttendGrad { of, goes_on }.into()
             }
             "key_product" => key_product::read(attrs)?.into(),
+            "conv2d" => Conv2d { window: window::read(attrs)? }.into(),
+            "conv2d_input_grad" => conv::read_input_grad(attrs)?.into(),
+            "conv2d_weight_grad" => conv::read_weight_grad(attrs)?.into(),
+            "max_pool" | "mean_pool" => pool::read(name, attrs)?.into(),
+            "max_pool_grad" | "mean_pool_grad" => pool::read_grad(name, attrs)?.into(),
             "softmax" => Softmax.into(),
             "softmax_grad" => SoftmaxGrad.into(),
             "dropout" => Dropout { p: attrs.take("p")?, site: attrs.take("site")? }.into(),

@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{
     AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
-    MemberSquares, RopeScaling, Rotary, Sgd, SumSquares,
+    MemberSquares, RopeScaling, Rotary, Sgd, SumSquares, Window,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -23,6 +23,15 @@ pub(crate) fn everything() -> Program {
     let t = h.transpose(&[1, 0, 2]).slice(0, 2, 4).softmax().max_over(&[2]).cast(DType::F32);
     let t = t.compare(CompareKind::Lt, t.scale(2.0)).select(t, t.scale(3.0));
     b.probe("t", b.concat(&[t, t], 1).broadcast([4, 4, 3], &[2]));
+    let window = Window::of([3, 2]).stride([2, 1]).dilation([1, 2]).pad([1, 1]);
+    let image = b.data("image", DType::Bf16, [2, 8, 6, 4]).group_norm(
+        2,
+        b.param("gg", [4]),
+        b.param("gb", [4]),
+        1e-5,
+    );
+    let image = image.conv2d(b.param("conv", [3, 2, 4, 6]), window);
+    b.probe("image", image.max_pool(Window::of([2, 2])) + image.mean_pool(Window::of([2, 2])));
     let logits = h.max(h.scale(0.5)).min(h).matmul_transposed(b.param("head", [32, 16]));
     let nll = logits.cross_entropy(b.data("targets", DType::I32, [2, 8]));
     b.loss("loss", nll.sum_all() * b.scalar("inv_tokens"));

@@ -17,3 +17,4 @@ mod params;
 mod programs;
 mod ranges;
 mod refusals;
+mod windows;

@@ -3,6 +3,7 @@
 
 mod attend;
 mod attention;
+mod conv;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -13,6 +14,7 @@ mod matmul;
 mod members;
 mod norm;
 mod optimizer;
+mod pool;
 mod reduce;
 mod rotary;
 mod routing;
@@ -65,6 +67,11 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::Attend(op) => attend::attend(op, &call),
         Op::AttendGrad(op) => attend::attend_grad(op, &call),
         Op::KeyProduct(op) => key_product::key_product(op, &call),
+        Op::Conv2d(op) => conv::conv2d(&op.window, &call),
+        Op::Conv2dInputGrad(op) => conv::input_grad(&op.window, &call),
+        Op::Conv2dWeightGrad(op) => conv::weight_grad(&op.window, &call),
+        Op::Pooling(op) => pool::pool(op, &call),
+        Op::PoolingGrad(op) => pool::pool_grad(op, &call),
         Op::Softmax(_) => softmax::softmax(&call),
         Op::SoftmaxGrad(_) => softmax::softmax_grad(&call),
         Op::Dropout(op) => dropout::dropout(op, &call),
