@@ -14,7 +14,8 @@ use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
 /// The collectives of one kind over the same axes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Route {
-    /// The op: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `permute` or `send`.
+    /// The op: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `permute`,
+    /// `broadcast`, `reduce` or `send`.
     pub op: &'static str,
     /// The axes, in the order of the mesh.
     pub axes: Vec<Axis>,
@@ -105,6 +106,15 @@ fn of_collective(
             ("permute", giving, if stays { 0 } else { given })
         }
         CollectiveKind::Turn { .. } => ("permute", collective.axes.clone(), given),
+        // What the others get, and what the one rank gets from the others.
+        CollectiveKind::BroadcastBlock { block, .. } => {
+            let gives = mesh.shard(rank, &collective.axes) == *block;
+            ("broadcast", collective.axes.clone(), if gives { 0 } else { got })
+        }
+        CollectiveKind::ReduceBlock { block, .. } => {
+            let gets = mesh.shard(rank, &collective.axes) == *block;
+            ("reduce", collective.axes.clone(), if gets { (n - 1) * given } else { 0 })
+        }
     };
     let calls = collective.pieces as u64;
     (n > 1).then_some((op, axes, Moved { calls, bytes: bytes as u64 }))
@@ -145,6 +155,34 @@ program t {
             ("reduce_scatter", 1, 8 * 12 * 4 * 3 / 4),
         ];
         assert_eq!(got, expected);
+    }
+
+    /// One rank gives a block to each of the others, or gets one from each.
+    #[test]
+    fn blocks_go_out_from_one_rank_and_come_in_to_it() {
+        let program = text::parse(
+            "mesh dp=4 tp=2
+program t {
+  w: state f32[*64]{*:tp,dp}
+  g: gradient f32[*16]{*:tp P:dp}
+  %1 = broadcast_block<dp>(w, dim=0, block=0) : f32[*16]{*:tp}
+  %2 = reduce_block<dp>(g, dim=0, block=0) : f32[*64]{*:tp,dp}
+  return a: state %1
+  return b: gradient %2
+}",
+        )
+        .unwrap();
+        let bytes = |rank| {
+            let moved = of_program(&program, rank);
+            moved.iter().map(|(route, moved)| (route.op, moved.bytes)).collect::<Vec<_>>()
+        };
+        let (gives, gets) =
+            ([("broadcast", 0), ("reduce", 3 * 32)], [("broadcast", 32), ("reduce", 0)]);
+        for rank in 0..8 {
+            let dp = Axis::new("dp").unwrap();
+            let first = program.mesh().coordinate(rank, dp) == 0;
+            assert_eq!(bytes(rank), if first { gives } else { gets });
+        }
     }
 
     #[test]

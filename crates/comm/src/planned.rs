@@ -54,6 +54,15 @@ pub enum PlannedCollective {
         /// Where elements lie on both sides.
         blocks: Blocks,
     },
+    /// Another rank gets the sum of all; the result here is zeros, once the operand was given.
+    Given {
+        /// The axes of the group, in its order.
+        axes: Vec<Axis>,
+        /// What the group does.
+        op: CollectiveOp<'static>,
+        /// Where elements lie on both sides.
+        blocks: Blocks,
+    },
     /// Ranks move elements between them.
     Calls {
         /// The axes of the group, in its order.
@@ -153,6 +162,17 @@ impl PlannedCollective {
                 let (to, from) = ((own + n - 1) % n, (own + 1) % n);
                 let op = CollectiveOp::Permute { to: Some(to), from: Some(from) };
                 (op, Blocks::contiguous(x.iter().product()))
+            }
+            CollectiveKind::BroadcastBlock { block, .. } => {
+                (CollectiveOp::Broadcast { root: block }, Blocks::contiguous(x.iter().product()))
+            }
+            CollectiveKind::ReduceBlock { block, .. } => {
+                let op = CollectiveOp::Reduce { root: block, reduction: ReduceOp::Sum };
+                let blocks = Blocks::contiguous(x.iter().product());
+                if mesh.shard(rank, &axes) != block {
+                    return Ok(Self::Given { axes, op, blocks });
+                }
+                (op, blocks)
             }
             _ => return Err("it needs no other rank".to_owned()),
         };

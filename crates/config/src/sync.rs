@@ -1,6 +1,6 @@
 //! How data-parallel replicas are kept equal.
 
-use super::parallel::{ParallelConfig, ZeroStage};
+use super::parallel::{LayoutKind, ParallelConfig, ZeroStage};
 use super::setting::choice;
 use super::values::Values;
 use super::{Config, FloatKind};
@@ -11,8 +11,8 @@ choice! {
     pub enum SyncKind {
         /// Gradients are summed in buckets while the backward pass runs.
         Ddp = "ddp",
-        /// One rank gathers gradients and spreads weights.
-        DataParallel = "dataparallel" later,
+        /// One rank keeps the optimizer, collects gradients and spreads weights.
+        DataParallel = "dataparallel",
         /// Replicas train alone and average their weights from time to time.
         LocalSgd = "local-sgd",
         /// Replicas average weights after every few steps.
@@ -42,10 +42,6 @@ impl ParallelConfig {
     /// Rejects ways to keep replicas equal that are not built, or that other keys contradict.
     pub(crate) fn check_sync(&self, values: &mut Values) {
         let (sync, name) = (self.sync, self.sync.name());
-        values.rule(&["parallel.sync"], sync != SyncKind::DataParallel, || {
-            Problem::new(format!("parallel.sync = \"{name}\" is not built yet"))
-                .nearest("parallel.sync = \"ddp\", \"local-sgd\" or \"average\"")
-        });
         let averages = matches!(sync, SyncKind::LocalSgd | SyncKind::Average);
         let written: Vec<(&str, String)> = self.write();
         for (key, used) in [
@@ -65,24 +61,41 @@ impl ParallelConfig {
                     .fix("parallel.sync = \"local-sgd\"")
             });
         }
-        if !averages {
-            return;
-        }
+        let (alone, why) = match sync {
+            SyncKind::Ddp => return,
+            SyncKind::DataParallel => {
+                ("one replica has nobody to collect from", "one rank keeps all optimizer state")
+            }
+            SyncKind::LocalSgd | SyncKind::Average => (
+                "one replica has nothing to be averaged with",
+                "replicas have different weights from one average to the next",
+            ),
+        };
         values.rule(&["parallel.sync", "parallel.dp"], self.dp.get() > 1, || {
             Problem::new(format!("parallel.sync = \"{name}\" needs parallel.dp above 1"))
-                .because("one replica has nothing to be averaged with")
+                .because(alone)
                 .nearest("parallel.dp = 2")
         });
         let shares = self.zero != ZeroStage::Zero || self.fsdp;
-        values.rule(&["parallel.sync", "parallel.zero"], !shares || self.cp.get() > 1, || {
+        let fits = averages && self.cp.get() > 1;
+        values.rule(&["parallel.sync", "parallel.zero"], !shares || fits, || {
             Problem::new(format!("parallel.sync = \"{name}\" does not work with shards over dp"))
-                .because("replicas have different weights from one average to the next")
-                .fix("leave parallel.zero and parallel.fsdp out; with parallel.cp, ranks of one replica may share shards")
+                .because(why)
+                .fix(match averages {
+                    true => "leave parallel.zero and parallel.fsdp out; with parallel.cp, ranks of one replica may share shards",
+                    false => "leave parallel.zero and parallel.fsdp out, or parallel.sync = \"ddp\"",
+                })
         });
         values.rule(&["parallel.sync", "parallel.dp_shard"], self.dp_shard == self.dp, || {
             Problem::new(format!("parallel.sync = \"{name}\" does not work with parallel.dp_shard"))
-                .because("replicas have different weights from one average to the next")
+                .because(why)
                 .fix("leave parallel.dp_shard out")
+        });
+        let searched = self.layout == LayoutKind::Auto && !averages;
+        values.rule(&["parallel.sync", "parallel.layout"], !searched, || {
+            Problem::new(format!("parallel.sync = \"{name}\" does not work with parallel.layout"))
+                .because("a searched layout may shard the weights that one rank would keep")
+                .fix("leave parallel.layout out, or parallel.sync = \"ddp\"")
         });
     }
 }

@@ -91,6 +91,10 @@ impl Transfer {
             }
             CollectiveKind::AllReduce => (2.0, 2.0 * (ranks - 1.0) / ranks),
             CollectiveKind::Permute { .. } | CollectiveKind::Turn { .. } => (1.0, 1.0),
+            // One rank gives its block to all others, or gets one from each.
+            CollectiveKind::BroadcastBlock { .. } | CollectiveKind::ReduceBlock { .. } => {
+                (1.0, ranks - 1.0)
+            }
             CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done => {
                 return Self::default();
             }

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_ir::{Axis, DType, TensorType};
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Axis, DType, Op, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
@@ -190,6 +191,10 @@ impl<'a> Gradients<'a> {
         if from == into {
             self.reduced.insert(from);
             self.partial.insert(from, rest);
+            // The rank that has the sum updates, and its own script is checked for that.
+            if self.is_given(run) {
+                self.updated.insert(from);
+            }
             return Ok(());
         }
         let write = run.outputs.first().map_or(Write::Overwrite, |(_, write)| *write);
@@ -198,6 +203,20 @@ impl<'a> Gradients<'a> {
         self.contribute(into, write, &moved, bad)?;
         self.partial.remove(&from);
         self.same_partial(into, &rest, bad)
+    }
+
+    /// Whether a sum over ranks ends on another rank alone.
+    fn is_given(&self, run: &Run) -> bool {
+        let entry = &self.script.programs[run.program.0];
+        let (program, place) = (entry.program(), entry.place(self.script.rank));
+        program.instrs().iter().any(|instr| match &instr.op {
+            Op::Collective(Collective {
+                kind: CollectiveKind::ReduceBlock { block, .. },
+                axes,
+                ..
+            }) => program.mesh().shard(place, axes) != *block,
+            _ => false,
+        })
     }
 
     /// A contribution must have the accumulator's element type; if it is a partial sum, the

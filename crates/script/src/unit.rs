@@ -14,7 +14,7 @@ use phalanx_ir::ops::Bounds;
 use phalanx_ir::{Axis, DType, Instance, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
-use crate::build::World;
+use crate::build::{RankOnMesh, World};
 use crate::error::ScriptError;
 use crate::stage_group::StageGroup;
 
@@ -94,12 +94,28 @@ impl Unit {
         self.typed(dtype, mesh, &self.facts.axes, BTreeSet::new())
     }
 
-    /// The type of the part that a rank updates.
+    /// The type of the part that a rank updates. If one rank updates for all, every rank has a slot for
+    /// its own values, and those of the first one are the unit.
     pub fn updated(&self, dtype: DType, mesh: &Mesh) -> TensorType {
         match self.facts.state.share {
             Share::Whole => self.whole(dtype, mesh),
             Share::Shard => self.shard(dtype, mesh),
+            Share::Root => self.slots(dtype, mesh),
         }
+    }
+
+    /// The type of values that are each rank's own along the axes of its facts.
+    pub fn slots(&self, dtype: DType, mesh: &Mesh) -> TensorType {
+        let elements = self.elements * mesh.count(&self.blocks) * mesh.count(&self.facts.axes);
+        let axes = [&self.blocks[..], &self.facts.axes].concat();
+        let layout = Layout::new(vec![Sharding { axes, ..Sharding::default() }], BTreeSet::new())
+            .expect("a unit's blocks and shards are over different axes");
+        TensorType::unit(dtype, elements).with_layout(layout)
+    }
+
+    /// Whether this rank updates the unit, or its part of it.
+    pub fn updates(&self, ranks: RankOnMesh<'_>) -> bool {
+        self.facts.state.share != Share::Root || ranks.mesh.shard(ranks.rank, &self.facts.axes) == 0
     }
 
     /// The type of its gradient as programs compute it.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh, Model, Order};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Cube, Cut, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention,
-    Sequence, TensorPlan, Ulysses, Zero,
+    AllGatherKv, Automatic, Cube, Cut, DataParallel, Ddp, Fsdp, Megatron, Optimus, Ring,
+    RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
 };
 use phalanx_spmd::{Costs, Partition, Strategy};
 
@@ -56,6 +56,9 @@ impl Parallel {
                 layers_per_unit: config.fsdp_layers.get(),
                 ..Fsdp::default()
             })),
+            ZeroStage::Zero if config.sync == SyncKind::DataParallel => {
+                strategies.push(Arc::new(DataParallel::default()));
+            }
             ZeroStage::Zero => strategies.push(Arc::new(Ddp {
                 bucket_mib: config.bucket_mib.get() as f64,
                 ..Ddp::default()

@@ -48,6 +48,8 @@ pub enum Share {
     Whole,
     /// One of the equal parts that ranks divide it into.
     Shard,
+    /// All of it on the first rank along the axes, and nothing on the others.
+    Root,
 }
 
 /// How a rank keeps one kind of a unit's state from step to step.
@@ -64,6 +66,8 @@ impl Kept {
     pub const WHOLE: Self = Self { share: Share::Whole, tier: Tier::Device };
     /// A shard, where programs run.
     pub const SHARD: Self = Self { share: Share::Shard, tier: Tier::Device };
+    /// All of it on the first rank, where programs run.
+    pub const ROOT: Self = Self { share: Share::Root, tier: Tier::Device };
 
     /// Whether it is a part of the unit.
     pub fn is_shard(&self) -> bool {
@@ -76,7 +80,8 @@ impl Kept {
 pub enum Gathering {
     /// Never: every rank updates all of them.
     Never,
-    /// After the update, because every rank keeps all of them and updates a part.
+    /// After the update, because every rank keeps all of them and updates a part, or one rank updates
+    /// all.
     AfterUpdate,
     /// For the runs that read them.
     ForRuns {
@@ -97,6 +102,8 @@ pub enum Reduction {
     Whole,
     /// After the last contribution: each rank gets its part of the sum, in its place in the whole.
     OwnPart,
+    /// After the last contribution: the first rank along the axes gets the whole sum.
+    OnRoot,
     /// After each micro-batch: its gradient is summed into the shard in which a rank accumulates.
     IntoShard,
 }

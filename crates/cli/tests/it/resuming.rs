@@ -49,7 +49,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 11] = [
+const LAYOUTS: [&[&str]; 12] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -87,6 +87,8 @@ const LAYOUTS: [&[&str]; 11] = [
         "parallel.dp=2",
     ],
     &["optim.kind=lamb", "parallel.dp=2", "parallel.zero=2"],
+    // One rank alone has the optimizer's state.
+    &["parallel.dp=2", "parallel.sync=dataparallel", "precision.weights=bf16"],
 ];
 
 #[test]

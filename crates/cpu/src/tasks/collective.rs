@@ -35,6 +35,14 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
             return dealt(op, (dim, places), Transfers { calls: calls?, x, out });
         }
+        PlannedCollective::Given { axes, op: kind, blocks } => {
+            if collective.start {
+                return Err(op.unsupported("it ends with zeros, so it cannot only be started"));
+            }
+            let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
+            let given = task(Transfer::of(calls?, x, out.clone()));
+            return Ok(vec![given, movement::moved(Kind::Fill(0.0), vec![], &out)]);
+        }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
             let transfer = Transfer::of(calls?, x, out);

@@ -74,6 +74,15 @@ pub(super) fn compile(
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
             dealt(op, (dim, &places), calls, [x, out])?
         }
+        PlannedCollective::Given { axes, op: kind, blocks } => {
+            if collective.start {
+                return Err(op.unsupported("it ends with zeros, so it cannot only be started"));
+            }
+            let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
+            let mut given = Transfer::of(calls, &x, &out);
+            given.target = None;
+            vec![Task::Transfer(given), filled(op, &out, 0.0)?]
+        }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
             let transfer = Transfer::of(calls, &x, &out);

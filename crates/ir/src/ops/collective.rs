@@ -7,17 +7,19 @@
 //! Over flat values it may be split into pieces: several calls that each take some elements of
 //! every shard.
 
-use std::fmt;
+mod change;
+
 use std::ops::Range;
 
 use super::{Op, OpDef, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
 use crate::error::IrError;
-use crate::layout::{AxisRole, Layout, Order, Sharding};
+use crate::layout::Order;
 use crate::mesh::{Axis, Mesh};
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
+use change::Change;
 
 /// What a collective does to a layout.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,6 +61,20 @@ pub enum CollectiveKind {
         /// The dim.
         dim: usize,
     },
+    /// S → R: one block of a dim, for every rank along the axes. The dim shrinks to that block.
+    BroadcastBlock {
+        /// The dim.
+        dim: usize,
+        /// Which block, counted along the axes.
+        block: usize,
+    },
+    /// P → S: sums into one block of a dim that grows by the axes; the other blocks are zero.
+    ReduceBlock {
+        /// The dim.
+        dim: usize,
+        /// Which block, counted along the axes.
+        block: usize,
+    },
     /// Waits for a started collective.
     Done,
 }
@@ -95,7 +111,7 @@ impl Collective {
     }
 }
 
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 10] = [
     ("all_gather", "all_gather_start"),
     ("reduce_scatter", "reduce_scatter_start"),
     ("all_reduce", "all_reduce_start"),
@@ -104,6 +120,8 @@ const NAMES: [(&str, &str); 8] = [
     ("to_partial", "to_partial_start"),
     ("permute", "permute_start"),
     ("turn", "turn_start"),
+    ("broadcast_block", "broadcast_block_start"),
+    ("reduce_block", "reduce_block_start"),
 ];
 
 pub(super) fn read(
@@ -124,7 +142,14 @@ pub(super) fn read(
             4 => CollectiveKind::Shard { dim: attrs.take("dim")? },
             5 => CollectiveKind::ToPartial,
             6 => CollectiveKind::Permute { dim: attrs.take("dim")? },
-            _ => CollectiveKind::Turn { dim: attrs.take("dim")? },
+            7 => CollectiveKind::Turn { dim: attrs.take("dim")? },
+            8 => CollectiveKind::BroadcastBlock {
+                dim: attrs.take("dim")?,
+                block: attrs.take("block")?,
+            },
+            _ => {
+                CollectiveKind::ReduceBlock { dim: attrs.take("dim")?, block: attrs.take("block")? }
+            }
         })
     })();
     let start = name == NAMES[index].1;
@@ -147,6 +172,8 @@ impl Collective {
             CollectiveKind::ToPartial => 5,
             CollectiveKind::Permute { .. } => 6,
             CollectiveKind::Turn { .. } => 7,
+            CollectiveKind::BroadcastBlock { .. } => 8,
+            CollectiveKind::ReduceBlock { .. } => 9,
             CollectiveKind::Done => return None,
         })
     }
@@ -181,6 +208,10 @@ impl Collective {
         }
         let layout = change.layout(mesh)?;
         let mut result = ty.with_layout(layout);
+        if let Some((dim, extent)) = change.resized(mesh)? {
+            result.shape[dim] = extent;
+            result = result.with_padded(result.shape.clone())?;
+        }
         result.pending = self.start;
         result.check(mesh)?;
         change.in_pieces(&result, mesh)?;
@@ -193,158 +224,11 @@ impl Collective {
             | CollectiveKind::ReduceScatter { dim }
             | CollectiveKind::Shard { dim }
             | CollectiveKind::Permute { dim }
-            | CollectiveKind::Turn { dim } => vec![dim],
+            | CollectiveKind::Turn { dim }
+            | CollectiveKind::BroadcastBlock { dim, .. }
+            | CollectiveKind::ReduceBlock { dim, .. } => vec![dim],
             CollectiveKind::AllToAll { from, to } => vec![from, to],
             CollectiveKind::AllReduce | CollectiveKind::ToPartial | CollectiveKind::Done => vec![],
-        }
-    }
-}
-
-/// A collective and the operand whose layout it changes.
-struct Change<'a> {
-    collective: &'a Collective,
-    ty: &'a TensorType,
-}
-
-impl Change<'_> {
-    fn bad(&self, what: impl fmt::Display) -> IrError {
-        IrError::operands(self.collective.name(), format!("{what} (operand {})", self.ty))
-    }
-
-    fn layout(&self, mesh: &Mesh) -> Result<Layout, IrError> {
-        let (layout, axes) = (&self.ty.layout, &self.collective.axes);
-        match self.collective.kind {
-            CollectiveKind::AllGather { dim } => layout.with_axes(dim, self.cut(dim)?),
-            CollectiveKind::AllReduce => self.summed(),
-            CollectiveKind::ReduceScatter { dim } => {
-                self.summed().and_then(|layout| self.dealt(&layout, dim))
-            }
-            CollectiveKind::AllToAll { from, to } => {
-                layout.with_axes(from, self.cut(from)?)?.with_axes(to, self.appended(to)?)
-            }
-            CollectiveKind::Shard { dim } => {
-                self.needs(AxisRole::Replicated)?;
-                self.dealt(layout, dim)
-            }
-            CollectiveKind::ToPartial => {
-                // On a partial sum it would zero the summands of other ranks, on a shard their
-                // data.
-                self.needs(AxisRole::Replicated)?;
-                layout.with_partial(layout.partial().iter().chain(axes).copied().collect())
-            }
-            CollectiveKind::Permute { dim } => {
-                self.in_blocks(dim, &[])?;
-                if mesh.count(axes) != mesh.count(layout.axes(dim)) {
-                    return Err(self.bad(format!("dim {dim} would change its number of shards")));
-                }
-                layout.with_axes(dim, axes.clone())
-            }
-            CollectiveKind::Turn { dim } => {
-                if axes.is_empty() || layout.axes(dim) != axes.as_slice() {
-                    return Err(self.bad(format!(
-                        "dim {dim} is sharded by {:?}, and blocks can be passed on along all its \
-                         axes only",
-                        layout.axes(dim)
-                    )));
-                }
-                Ok(layout.turned(dim, mesh))
-            }
-            CollectiveKind::Done => Ok(layout.clone()),
-        }
-    }
-
-    /// The axes of a dim without the collective's, which must be its minor end.
-    fn cut(&self, dim: usize) -> Result<Vec<Axis>, IrError> {
-        let (axes, own) = (self.ty.layout.axes(dim), &self.collective.axes);
-        let rest = axes.strip_suffix(own.as_slice()).ok_or_else(|| {
-            self.bad(format!(
-                "{own:?} is not the minor end of dim {dim}, which is sharded by {axes:?}; gather \
-                 the minor axes first, or permute the dim"
-            ))
-        })?;
-        self.in_blocks(dim, rest)?;
-        Ok(rest.to_vec())
-    }
-
-    /// A layout with the collective's axes at the minor end of a dim. If the dim was whole, they deal
-    /// its elements in the collective's order.
-    fn dealt(&self, layout: &Layout, dim: usize) -> Result<Layout, IrError> {
-        let (own, wanted) = (&layout.dims()[dim], self.collective.order);
-        let with = layout.with_axes(dim, self.appended(dim)?)?;
-        match own.axes.is_empty() {
-            true => Ok(with.with_order(dim, wanted)),
-            false if own.order == wanted => Ok(with),
-            false => Err(self.bad(format!(
-                "dim {dim} is in {} order, and its new shards would be in {} order",
-                own.order.name(),
-                wanted.name()
-            ))),
-        }
-    }
-
-    /// The axes of a dim with the collective's at the minor end.
-    fn appended(&self, dim: usize) -> Result<Vec<Axis>, IrError> {
-        let axes = self.ty.layout.axes(dim);
-        self.in_blocks(dim, axes)?;
-        Ok([axes, &self.collective.axes].concat())
-    }
-
-    /// Fails if axes stay on a dim in striped order: a part of its axes then does not hold the parts
-    /// of the others together, so all axes must change at once.
-    fn in_blocks(&self, dim: usize, staying: &[Axis]) -> Result<(), IrError> {
-        let Sharding { order, turn, .. } = self.ty.layout.dims()[dim];
-        if turn > 0 {
-            let what =
-                format!("the blocks of dim {dim} are not at home; pass them on until they are");
-            return Err(self.bad(what));
-        }
-        // Zigzag over several axes, gathered over the minor ones, is zigzag over the others.
-        if order != Order::Striped || staying.is_empty() {
-            return Ok(());
-        }
-        Err(self.bad(format!(
-            "dim {dim} is {} and can change only as a whole, but {staying:?} would stay; gather or \
-             move all of {:?}",
-            order.name(),
-            self.ty.layout.axes(dim)
-        )))
-    }
-
-    /// Fails unless the collective can be split into this many calls.
-    fn in_pieces(&self, result: &TensorType, mesh: &Mesh) -> Result<(), IrError> {
-        let Collective { kind, pieces, .. } = self.collective;
-        if *pieces == 1 {
-            return Ok(());
-        }
-        use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
-        let known = matches!(kind, AllGather { .. } | ReduceScatter { .. } | AllReduce);
-        let elements = |ty: &TensorType| ty.local_bytes(mesh) / ty.dtype.size();
-        let most = elements(self.ty).min(elements(result));
-        match known && self.ty.shape.len() == 1 && (1..=most).contains(pieces) {
-            true => Ok(()),
-            false => Err(self.bad(format!(
-                "it cannot be split into {pieces} pieces; for flat values 1 to {most} pieces are \
-                possible: at most one per element of a shard"
-            ))),
-        }
-    }
-
-    fn summed(&self) -> Result<Layout, IrError> {
-        self.needs(AxisRole::Partial)?;
-        let mut partial = self.ty.layout.partial().clone();
-        partial.retain(|axis| !self.collective.axes.contains(axis));
-        self.ty.layout.with_partial(partial)
-    }
-
-    /// Fails unless every axis of the collective does this to the operand.
-    fn needs(&self, role: AxisRole) -> Result<(), IrError> {
-        let layout = &self.ty.layout;
-        match self.collective.axes.iter().find(|&&a| layout.role(a) != role) {
-            None => Ok(()),
-            Some(&axis) => {
-                let found = layout.role(axis);
-                Err(self.bad(format!("the operand is {found} over `{axis}`, not {role}")))
-            }
         }
     }
 }
@@ -361,6 +245,10 @@ impl OpDef for Collective {
     fn attrs(&self) -> Attrs {
         let attrs = match self.kind {
             CollectiveKind::AllToAll { from, to } => Attrs::new().with("from", from).with("to", to),
+            CollectiveKind::BroadcastBlock { dim, block }
+            | CollectiveKind::ReduceBlock { dim, block } => {
+                Attrs::new().with("dim", dim).with("block", block)
+            }
             _ => self.dims().first().map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
         };
         let attrs = match self.pieces {

@@ -72,6 +72,16 @@ pub use phalanx_spmd::strategies::Cube;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Cut;
+/// Data parallelism in which the first rank keeps the optimizer's state and updates for all.
+///
+/// ```
+/// use phalanx::DataParallel;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("dp=4").strategy(DataParallel::default())
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::DataParallel;
 /// Data parallelism: ranks hold the same weights and share the batch.
 ///
 /// ```

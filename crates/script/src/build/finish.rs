@@ -1,13 +1,15 @@
 //! The end of a step: the updates.
 
-use phalanx_ir::DType;
+use std::sync::Arc;
+
+use phalanx_ir::{Axis, DType, Mesh};
 use phalanx_spmd::{Gathering, Share};
 
 use super::norm::StepNumbers;
 use super::{
     Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
-    ScriptError, Source, State, Tier, TrainingScript, Unit, UnitBuffers, View, Write, hold,
-    programs, update,
+    ScriptError, Source, StageGroup, State, Tier, TrainingScript, Unit, UnitBuffers, View, Write,
+    hold, programs, update,
 };
 use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
@@ -21,16 +23,21 @@ pub(super) fn append(
     StepNumbers { coefficient, go }: StepNumbers,
 ) -> Result<(), ScriptError> {
     let (TrainingScript { precision, optimizer, .. }, ranks) = (*training, training.ranks());
-    let lr = scalar(script, Scalar::LearningRate, precision.state);
     // Where steps may change nothing, the optimizer counts those that changed something.
     let applied = state.scalars.iter().find(|kept| kept.scalar == Scalar::Applied);
-    let step = match applied {
-        Some(applied) => applied.buffer,
-        None => scalar(script, Scalar::Step, precision.state),
-    };
     for (unit, b) in state.units.iter().zip(&state.buffers) {
-        let program = update::update(unit, precision, optimizer, go.is_some(), ranks.mesh)?;
         let own = own_weights(unit, b, ranks);
+        if !unit.updates(ranks) {
+            gather_weights(script, unit, b, own, training)?;
+            continue;
+        }
+        let lr = scalar(script, Scalar::LearningRate, precision.state);
+        let step = match applied {
+            Some(applied) => applied.buffer,
+            None => scalar(script, Scalar::Step, precision.state),
+        };
+        let (mesh, members) = updating(unit, training)?;
+        let program = update::update(unit, precision, optimizer, go.is_some(), &mesh)?;
         let stored = b.master.as_ref().map_or(own, held);
         let mut inputs = vec![stored, held(b.trained())];
         inputs.extend(b.states.iter().map(held));
@@ -39,13 +46,30 @@ pub(super) fn append(
         outputs.extend(b.states.iter().map(held));
         outputs.extend(b.master.as_ref().map(|_| own));
         let label = format!("update {}", unit.name);
-        let program = training.world.library.placed(&program);
-        push(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
+        let program = script.program_of(training.world.library.placed(&program), members);
+        push_as(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
         if unit.facts.gathering == Gathering::AfterUpdate {
             gather_weights(script, unit, b, own, training)?;
         }
     }
     Ok(())
+}
+
+/// The ranks that update a unit together, and their mesh: those of the stage group, or only those that
+/// are first along the axes of the unit's facts.
+fn updating(
+    unit: &Unit,
+    training: &TrainingScript<'_>,
+) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
+    let StageGroup { mesh, ranks, .. } = training.stage_group();
+    if unit.facts.state.share != Share::Root {
+        return Ok((mesh.clone(), ranks.into()));
+    }
+    let axes = &unit.facts.axes;
+    let rest: Vec<(Axis, usize)> = mesh.axes().filter(|(axis, _)| !axes.contains(axis)).collect();
+    let first = (0..mesh.ranks()).filter(|&place| mesh.shard(place, axes) == 0);
+    let members = first.map(|place| ranks[place]).collect();
+    Ok((Mesh::new(rest.iter().map(|(axis, size)| (axis.name(), *size)))?, members))
 }
 
 /// A scalar that the host provides for each step.
@@ -73,7 +97,8 @@ pub(super) fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<
     View { buffer: buffers.weights.buffer, offset }
 }
 
-/// If ranks keep whole weights and each has updated its part, they exchange the parts.
+/// If ranks keep whole weights and each has updated its part, they exchange the parts. If one has updated
+/// all, it gives them to the others.
 pub(super) fn gather_weights(
     script: &mut Script,
     unit: &Unit,

@@ -45,7 +45,7 @@ pub struct UnitBuffers {
     pub gradient: Option<HeldRange>,
     /// The wide copy that is updated, if weights are narrow.
     pub master: Option<HeldRange>,
-    /// Moments or momentum.
+    /// Moments or momentum; like the wide copy, only where this rank updates the unit.
     pub states: Vec<HeldRange>,
 }
 
@@ -58,6 +58,11 @@ impl UnitBuffers {
             StateKind::Master => self.master.as_ref(),
             StateKind::Optimizer(number) => self.states.get(number),
         }
+    }
+
+    /// Whether this rank has the gradient of a part of the unit, or of all: otherwise another one updates it.
+    pub(crate) fn is_updated(&self) -> bool {
+        self.gradient.as_ref().is_none_or(|gradient| !gradient.elements.is_empty())
     }
 
     /// Everything that is kept.
@@ -100,9 +105,15 @@ pub(super) fn buffers(
             let own = own(unit, ranks);
             (gradient.at, gradient.elements) = (own.start, own);
         }
-        let mut state = |kind| keeper.keep(kind, precision.state);
-        let master = precision.has_masters().then(|| state(StateKind::Master));
-        let states = (0..optimizer.states()).map(|i| state(StateKind::Optimizer(i))).collect();
+        let updates = unit.updates(ranks);
+        if !updates {
+            // What lies there is not the unit's gradient, which another rank has.
+            gradient.elements = 0..0;
+        }
+        let mut state = |kind| updates.then(|| keeper.keep(kind, precision.state));
+        let master = precision.has_masters().then(|| state(StateKind::Master)).flatten();
+        let states = (0..optimizer.states()).filter_map(|i| state(StateKind::Optimizer(i)));
+        let states = states.collect();
         found.push(UnitBuffers { weights, gradient: Some(gradient), master, states });
     }
     found
@@ -145,7 +156,7 @@ impl Keeper<'_> {
             }
         };
         let elements = match kept.share {
-            Share::Whole => 0..unit.elements,
+            Share::Whole | Share::Root => 0..unit.elements,
             Share::Shard => own(unit, self.ranks),
         };
         let bytes = |n: usize| n * dtype.size();

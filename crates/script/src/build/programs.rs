@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
+use phalanx_spmd::Share;
 
 use super::{Action, BufferId, Kind, Lane, Run, Script, ScriptError, Unit, View, World, Write};
 
@@ -64,9 +65,25 @@ pub(super) fn sum_groups(
     on_gradient("tie", formed, mesh, |g| sum_rest(g, &[], Calls::reducing(unit, mesh)))
 }
 
-/// Gathers a unit from its shards.
+/// Sums a gradient on the first rank along the axes of the unit's facts.
+pub(super) fn to_root(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    let (axes, calls) = (&unit.facts.axes, Calls { mesh, most: usize::MAX });
+    on_gradient("collect", unit.formed(dtype, mesh), mesh, |g| {
+        let kind = CollectiveKind::ReduceBlock { dim: 0, block: 0 };
+        calls.of(sum_rest(g, axes, calls), kind, axes)
+    })
+}
+
+/// Gathers a unit from its shards, or gets it from the rank that updates it.
 pub(super) fn gather(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
     let b = Builder::on("gather", dtype, mesh.clone());
+    if unit.facts.state.share == Share::Root {
+        let slots = b.input("slots", Role::State, unit.slots(dtype, mesh));
+        let kind = CollectiveKind::BroadcastBlock { dim: 0, block: 0 };
+        let first = Collective::new(kind, unit.facts.axes.clone());
+        b.port("unit", Role::State, b.apply(first, &[slots]));
+        return Ok(b.finish()?);
+    }
     let shard = b.input("shard", Role::State, unit.shard(dtype, mesh));
     let calls = Calls { mesh, most: unit.facts.gather_elements };
     let kind = CollectiveKind::AllGather { dim: 0 };

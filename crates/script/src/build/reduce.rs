@@ -113,9 +113,10 @@ impl<'a> Reducer<'a> {
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
                 .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
             match self.units[unit].facts.reduction {
-                Reduction::Whole | Reduction::OwnPart if !ends => {}
+                Reduction::Whole | Reduction::OwnPart | Reduction::OnRoot if !ends => {}
                 Reduction::Whole => self.sum_whole(unit, binder)?,
                 Reduction::OwnPart => self.scatter_whole(unit, binder)?,
+                Reduction::OnRoot => self.sum_on_root(unit, binder)?,
                 Reduction::IntoShard => {
                     self.scatter_formed(unit, group, binder)?;
                     if ends {
@@ -144,6 +145,15 @@ impl<'a> Reducer<'a> {
         }
         let dtype = self.training.precision.grads;
         let program = programs::all_reduce(&self.units[unit], dtype, self.mesh())?;
+        let own = View { buffer: self.buffers[unit].trained().buffer, offset: 0 };
+        self.push(unit, &program, own, (own, Write::Overwrite), binder);
+        Ok(())
+    }
+
+    /// One rank gets the sum, and the others keep zeros.
+    fn sum_on_root(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let dtype = self.training.precision.grads;
+        let program = programs::to_root(&self.units[unit], dtype, self.mesh())?;
         let own = View { buffer: self.buffers[unit].trained().buffer, offset: 0 };
         self.push(unit, &program, own, (own, Write::Overwrite), binder);
         Ok(())

@@ -11,13 +11,14 @@ use crate::key::{BufferKey, StateKey, StateKind};
 
 impl State {
     /// The state that a checkpoint holds: everything that a step reads and does not compute anew.
-    /// Narrow weights follow from their master copies by rounding.
+    /// Narrow weights follow from their master copies by rounding, and all of a unit from the rank that
+    /// updates it for others.
     pub fn saved(&self) -> impl Iterator<Item = (StateKey, &super::HeldRange)> {
         let units = self.buffers.iter().enumerate();
         units.flat_map(|(unit, buffers)| {
-            let narrow = buffers.master.is_some();
+            let (narrow, updated) = (buffers.master.is_some(), buffers.is_updated());
             let kept = buffers.all().filter(move |(kind, _)| match kind {
-                StateKind::Weights => !narrow,
+                StateKind::Weights => updated && !narrow,
                 StateKind::Gradient => false,
                 StateKind::Master | StateKind::Optimizer(_) => true,
             });

@@ -5,6 +5,7 @@
 
 use phalanx_ir::ops::{Collective, CollectiveKind, CompareKind, Decay, MemberScale, MemberSquares};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor};
+use phalanx_spmd::Share;
 
 use super::{Optimizer, Precision, ScriptError, Unit};
 
@@ -18,8 +19,12 @@ pub(super) fn update(
     mesh: &Mesh,
 ) -> Result<Program, ScriptError> {
     let b = Builder::on("update", precision.state, mesh.clone());
-    let buffer =
-        |name: &str, role: Role, dtype: DType| b.input(name, role, unit.updated(dtype, mesh));
+    // A rank that updates for all does so on a mesh without those others.
+    let ty = |dtype: DType| match unit.facts.state.share {
+        Share::Root => unit.whole(dtype, mesh),
+        Share::Whole | Share::Shard => unit.updated(dtype, mesh),
+    };
+    let buffer = |name: &str, role: Role, dtype: DType| b.input(name, role, ty(dtype));
     let w = buffer("w", Role::State, precision.state);
     let mut operands = vec![w, buffer("g", Role::Gradient, precision.grads)];
     for i in 0..optimizer.states() {

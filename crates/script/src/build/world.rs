@@ -68,16 +68,18 @@ impl<'a> World<'a> {
 
     /// Ranks that do the same, each on its part of the data: those of a stage group. Ranks that
     /// receive values with padding in different places, which they set to zero, are in different
-    /// classes.
+    /// classes, and so is a rank that updates for others.
     pub fn classes(&self) -> Vec<Vec<RankPlace>> {
         let mut classes = Vec::new();
         for (stage_group, own) in self.stage_groups.iter().enumerate() {
-            let mut known: HashMap<Vec<Vec<Range<usize>>>, Vec<RankPlace>> = HashMap::new();
+            type Differences = (Vec<Vec<Range<usize>>>, bool);
+            let mut known: HashMap<Differences, Vec<RankPlace>> = HashMap::new();
             for place in 0..own.ranks.len() {
                 let gaps = self.gaps(stage_group, own.ranks[place]);
-                known.entry(gaps).or_default().push(RankPlace { stage_group, place });
+                let key = (gaps, own.updates(place));
+                known.entry(key).or_default().push(RankPlace { stage_group, place });
             }
-            // Ranks with different padding may be in one group, so each is compared on its own.
+            // Ranks that differ may be in one group, so each is compared on its own.
             let alone = known.len() > 1;
             let ranks = 0..own.ranks.len();
             match alone {

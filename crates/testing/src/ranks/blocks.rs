@@ -27,6 +27,11 @@ impl Block {
         Ok(Self { data: data.collect(), shape })
     }
 
+    /// Zeros of the same shape.
+    pub(super) fn zeros(&self) -> Self {
+        Self { data: vec![0.0; self.data.len()], shape: self.shape.clone() }
+    }
+
     /// Blocks of one shape, one after the other along a dim.
     pub(super) fn concat<'a>(parts: impl Iterator<Item = &'a Self>, dim: usize) -> Self {
         let parts: Vec<&Self> = parts.collect();

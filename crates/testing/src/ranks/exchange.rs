@@ -52,7 +52,7 @@ impl Exchange<'_> {
                 let keeps = self.mesh.shard(rank, &c.axes) == 0;
                 match keeps || self.has(Bug::PartialEverywhere) {
                     true => own.clone(),
-                    false => Block { data: vec![0.0; own.data.len()], shape: own.shape.clone() },
+                    false => own.zeros(),
                 }
             }
             CollectiveKind::Permute { .. } if self.has(Bug::NoPermute) => own.clone(),
@@ -63,6 +63,15 @@ impl Exchange<'_> {
                 let group = self.members(rank, c);
                 let place = self.mesh.shard(rank, &c.axes);
                 self.blocks[group[(place + 1) % group.len()]].clone()
+            }
+            CollectiveKind::BroadcastBlock { block, .. } => {
+                self.blocks[self.members(rank, c)[block]].clone()
+            }
+            CollectiveKind::ReduceBlock { block, .. } => {
+                match self.mesh.shard(rank, &c.axes) == block {
+                    true => self.sum(&self.members(rank, c)),
+                    false => own.zeros(),
+                }
             }
             CollectiveKind::Done => own.clone(),
         })

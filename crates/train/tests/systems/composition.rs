@@ -16,8 +16,8 @@ use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Cube, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan,
-    Ulysses, WeightUpdateSharding, Zero,
+    AllGatherKv, Cube, DataParallel, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention,
+    Sequence, TensorPlan, Ulysses, WeightUpdateSharding, Zero,
 };
 
 use crate::support::{on, settings, shared, try_gpt, try_llama};
@@ -40,7 +40,7 @@ macro_rules! systems {
 }
 
 systems! {
-    Ddp "ddp", Zero1 "zero-1", Zero2 "zero-2", Zero3 "zero-3",
+    Ddp "ddp", Owner "dataparallel", Zero1 "zero-1", Zero2 "zero-2", Zero3 "zero-3",
     Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd",
     Tensor "tp", Sequence "tp+sp", Plan "tp-plan", Square "2d",
     Squares "2.5d", Cube "3d", Ulysses "ulysses", AllGatherKv "ag-kv",
@@ -186,6 +186,7 @@ fn layout(systems: &[System]) -> Parallel {
     for system in systems {
         strategies.extend(match system {
             S::Ddp => Some(shared(Ddp::default())),
+            S::Owner => Some(shared(DataParallel::default())),
             S::Zero1 => Some(shared(Zero::stage(1))),
             S::Zero2 => Some(shared(Zero::stage(2))),
             S::Zero3 => Some(shared(Zero::stage(3))),

@@ -6,6 +6,7 @@ mod again;
 mod bits;
 mod composition;
 mod context;
+mod data_parallel;
 mod ddp;
 mod delays;
 mod foreign;
