@@ -174,6 +174,7 @@ pub fn random_batch(config: &Config, step: u64) -> Batch {
         first_sample: (step - 1) * config.train.batch_size.get() as u64,
         ids: row(0),
         targets: row(1),
+        pixels: Vec::new(),
         valid_tokens: tokens as u64,
     }
 }

@@ -179,6 +179,12 @@ fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
         }
         None => String::new(),
     };
+    if let Some(share) = result.accuracy {
+        let (loss, right) = (result.loss, 100.0 * share);
+        let images = result.tokens;
+        out::line(&format!("loss {loss:.6}, accuracy {right:.2}% over {images} held-out images"));
+        return Ok(());
+    }
     let (loss, tokens) = (shown_loss(result.loss), result.tokens);
     out::line(&format!("{loss} over {tokens} held-out tokens{floor}"));
     Ok(())

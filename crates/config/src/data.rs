@@ -4,18 +4,19 @@ use std::path::PathBuf;
 
 use phalanx_data::{MarkovCorpus, TokenWidth};
 
-use super::ModelConfig;
 use super::key::section;
 use super::setting::{Fraction, choice, words};
 use super::values::Values;
+use super::{ModelConfig, ModelKind};
 use phalanx_error::Problem;
 
 section! {
     /// `[data]`: where the tokens come from.
     pub struct DataConfig in "data" (run_seed: u64) {
-        /// A built-in source of known entropy, a text file read as bytes, or a flat file of ids.
+        /// A built-in source of known entropy, a text file read as bytes, or a flat file of ids. For
+        /// images: built-in digits, or a folder with the four files of MNIST.
         kind: DataKind = "synthetic"; aka "dataset" "dataset_type" "mock_data",
-        /// The file, for text and tokens.
+        /// The file, for text and tokens; the folder, for idx.
         path: Option<PathBuf> = "none"; aka "data_path" "dataset_path" "train_file" "file",
         /// Size of one id in a file of tokens, little-endian. A file name that ends in .u16 or .u32
         /// sets it; other files need this key.
@@ -38,6 +39,22 @@ choice! {
         Text = "text",
         /// A flat file of ids, memory-mapped.
         Tokens = "tokens",
+        /// Images of digits, drawn when they are read.
+        Digits = "digits",
+        /// Images and labels in the files of MNIST.
+        Idx = "idx",
+    }
+}
+
+impl DataKind {
+    /// Whether it holds images instead of tokens.
+    pub fn is_images(self) -> bool {
+        matches!(self, DataKind::Digits | DataKind::Idx)
+    }
+
+    /// Whether it has a part for evaluation by itself.
+    pub fn has_held_out(self) -> bool {
+        matches!(self, DataKind::Synthetic | DataKind::Digits | DataKind::Idx)
     }
 }
 
@@ -47,16 +64,40 @@ impl DataConfig {
     pub(crate) fn check(&self, model: &ModelConfig, values: &mut Values) {
         let vocab = model.vocab.get();
         let kind = self.kind;
-        let from_file = kind != DataKind::Synthetic;
+        let from_file = !matches!(kind, DataKind::Synthetic | DataKind::Digits);
+        let images = model.kind == ModelKind::Cnn;
+        values.rule(&["data.kind", "model.kind"], kind.is_images() == images, || {
+            let reads = if images { "images" } else { "tokens" };
+            let fix = match images {
+                true => "data.kind = \"digits\" (drawn here) or \"idx\" (the files of MNIST)",
+                false => {
+                    "data.kind = \"synthetic\", \"text\" or \"tokens\"; or model.kind = \"cnn\""
+                }
+            };
+            Problem::new(format!(
+                "data.kind = {kind} does not work with model.kind = {}",
+                model.kind
+            ))
+            .because(format!("{} reads {reads}", model.kind))
+            .fix(fix)
+        });
         let has_path = self.path.is_some();
         values.rule(&["data.kind", "data.path"], has_path || !from_file, || {
             Problem::new(format!("data.kind = {kind} needs data.path, which is not set"))
                 .fix("--set data.path=FILE")
         });
         values.rule(&["data.path", "data.kind"], from_file || !has_path, || {
-            Problem::new("data.path has no effect with data.kind = synthetic")
-                .because("the synthetic source reads no file")
-                .fix("data.kind = \"text\" (a token per byte) or \"tokens\" (a file of ids)")
+            Problem::new(format!("data.path has no effect with data.kind = {kind}"))
+                .because(format!(
+                    "the {} source reads no file",
+                    if images { "built-in" } else { "synthetic" }
+                ))
+                .fix(match images {
+                    true => "data.kind = \"idx\" (a folder with the files of MNIST)",
+                    false => {
+                        "data.kind = \"text\" (a token per byte) or \"tokens\" (a file of ids)"
+                    }
+                })
         });
         let bytes_fit = kind != DataKind::Text || vocab >= 256;
         values.rule(&["model.vocab", "data.kind"], bytes_fit, || {

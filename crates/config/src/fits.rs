@@ -3,12 +3,12 @@
 use phalanx_ir::ops::AttentionKind;
 use phalanx_spmd::strategies::heads_fit;
 
+use super::Config;
 use super::context::CpKind;
 use super::model::assignments;
 use super::parallel::{ParallelAxis, ParallelConfig, TpKind};
 use super::tensor::shape;
 use super::values::Values;
-use super::{Config, ModelKind};
 use phalanx_error::Problem;
 use phalanx_error::counted;
 
@@ -20,7 +20,7 @@ impl Config {
         self.check_pipeline(values);
         self.check_samples(values);
         self.check_ring(values);
-        if self.model.kind != ModelKind::Mlp {
+        if self.model.kind.is_language() {
             self.check_heads(values);
         }
     }

@@ -253,7 +253,7 @@ impl Config {
     /// Rules between sections.
     fn check_across(&self, values: &mut Values) {
         let (seq_len, context) = (self.train.seq_len, self.model.context);
-        let fits = seq_len <= context || self.model.kind == ModelKind::Mlp;
+        let fits = seq_len <= context || !self.model.kind.is_language();
         values.rule(&["train.seq_len", "model.context"], fits, || {
             Problem::new(format!(
                 "train.seq_len = {seq_len} is longer than model.context = {context}"
@@ -265,7 +265,7 @@ impl Config {
                 None => format!("train.seq_len = {context}, or model.context = {seq_len}"),
             })
         });
-        let held_out = self.data.kind == DataKind::Synthetic || self.data.val_fraction.get() > 0.0;
+        let held_out = self.data.kind.has_held_out() || self.data.val_fraction.get() > 0.0;
         let possible = held_out || self.train.eval_every == 0;
         values.rule(&["train.eval_every", "data.val_fraction"], possible, || {
             let every = self.train.eval_every;

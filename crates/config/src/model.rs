@@ -67,6 +67,15 @@ choice! {
         Gpt2 = "gpt2",
         /// Fully connected layers, without attention.
         Mlp = "mlp" later,
+        /// Two convolutions and two fully connected layers, for images of digits.
+        Cnn = "cnn",
+    }
+}
+
+impl ModelKind {
+    /// Whether it predicts the next token of a sequence.
+    pub fn is_language(self) -> bool {
+        matches!(self, ModelKind::Llama | ModelKind::Gpt2)
     }
 }
 
@@ -117,7 +126,7 @@ impl ModelConfig {
     fn check_heads(&self, values: &mut Values) {
         let (width, heads, kv_heads) = (self.width.get(), self.heads.get(), self.kv_heads.get());
         // A model folder has its own head size, which its reader checks.
-        if self.kind == ModelKind::Mlp || self.from.is_some() {
+        if !self.kind.is_language() || self.from.is_some() {
             return;
         }
         let divides = width % heads == 0;
@@ -192,7 +201,7 @@ const MOST_LAYERS: usize = 2048;
 fn default_ffn(kind: ModelKind, width: Count) -> Count {
     let ffn = match kind {
         ModelKind::Llama => (8 * width.get()).div_ceil(3).next_multiple_of(8),
-        ModelKind::Gpt2 | ModelKind::Mlp => 4 * width.get(),
+        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Cnn => 4 * width.get(),
     };
     Count::new(ffn).unwrap_or(width)
 }

@@ -9,6 +9,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("bench-13m", include_str!("../presets/bench-13m.toml")),
     ("gpt2-124m", include_str!("../presets/gpt2-124m.toml")),
     ("llama-0.95b", include_str!("../presets/llama-0.95b.toml")),
+    ("mnist-cnn", include_str!("../presets/mnist-cnn.toml")),
 ];
 
 /// The names of all presets, the default one first.

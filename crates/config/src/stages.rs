@@ -170,7 +170,7 @@ impl Config {
         let (stage_groups, chunks) =
             if stages == stage_groups * chunks { (stage_groups, chunks) } else { (stages, 1) };
         match self.model.kind {
-            ModelKind::Mlp => Ok(()),
+            ModelKind::Mlp | ModelKind::Cnn => Ok(()),
             _ => split::enough_layers(self.model.layers.get(), stage_groups, chunks),
         }
     }

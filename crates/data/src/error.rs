@@ -120,6 +120,22 @@ pub enum DataError {
         /// The token that is ignored.
         token: i32,
     },
+    /// A file of images or labels is not what its header says.
+    Idx {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Images that the model does not take.
+    Images {
+        /// The images, described.
+        images: String,
+        /// Their height, width and classes.
+        found: [usize; 3],
+        /// Those of the model.
+        model: [usize; 3],
+    },
     /// The loading thread could not be started.
     Thread {
         /// What the system said.
@@ -207,6 +223,17 @@ impl DataError {
             ))
             .because(format!("every target is the ignored token {token}"))
             .fix("set another `ignore_token`, or none"),
+            Self::Idx { path, what } => in_file(path, what).fix(
+                "fetch the file again and unpack it; MNIST has 60000 and 10000 images of 28 × 28",
+            ),
+            Self::Images { images, found, model } => {
+                let words = |[height, width, classes]: &[usize; 3]| {
+                    format!("{height} × {width} pixels and {classes} classes")
+                };
+                Diagnostic::new(format!("{images}: they have {}", words(found)))
+                    .because(format!("the model takes {}", words(model)))
+                    .fix("images of that size, with classes from 0 on")
+            }
             Self::Thread { reason } => {
                 Diagnostic::new(format!("the system refuses a thread that loads data: {reason}"))
                     .fix("use fewer ranks or threads, or allow more (ulimit -u, ulimit -v)")

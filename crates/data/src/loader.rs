@@ -8,9 +8,12 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use crate::images::normalised;
 use crate::queue::Queue;
 use crate::sampling::setting;
-use crate::{Corpus, DEFAULT_VAL_FRACTION, DataError, Sampler, Split};
+use crate::{
+    Corpus, DEFAULT_VAL_FRACTION, DataError, Images, Permutation, Sampler, Samples, Split,
+};
 
 /// A target with this value is ignored in the loss.
 pub const IGNORED: i32 = -1;
@@ -67,16 +70,18 @@ impl LoaderConfig {
     }
 }
 
-/// One step's data: `batch_size` rows of `seq_len` tokens, row after row.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// One step's data: `batch_size` rows of `seq_len` tokens, row after row, or as many images.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// How many whole batches lie before this one.
     pub step: u64,
     /// The global index of the first row's sample.
     pub first_sample: u64,
-    /// The inputs.
+    /// The inputs; none if there are images.
     pub ids: Vec<i32>,
-    /// For each input the token that follows it, or [`IGNORED`].
+    /// The images, row after row, with zero mean; none if there are tokens.
+    pub pixels: Vec<f32>,
+    /// For each input the token that follows it, or [`IGNORED`]; for each image its class.
     pub targets: Vec<i32>,
     /// How many targets count: what the summed loss is divided by.
     pub valid_tokens: u64,
@@ -85,7 +90,9 @@ pub struct Batch {
 /// Gives out batches; a separate thread prepares the next ones meanwhile.
 #[derive(Debug)]
 pub struct Loader {
-    plan: Plan,
+    batch_size: u64,
+    /// How many samples its part has.
+    samples: u64,
     counter: u64,
     current: Batch,
     lines: Arc<Queues>,
@@ -99,19 +106,38 @@ impl Loader {
         config: LoaderConfig,
         start: u64,
     ) -> Result<Self, DataError> {
+        Self::of(&Samples::Tokens(corpus), config, start)
+    }
+
+    /// The same of any samples.
+    pub fn of(of: &Samples, config: LoaderConfig, start: u64) -> Result<Self, DataError> {
         config.check()?;
-        let sampler = Sampler::new(&*corpus, config.seed, config.seq_len, config.val_fraction)?;
-        let plan = Plan { sampler, config };
-        let lines = Arc::new(Queues::new(plan.config.prefetch));
-        for _ in 0..plan.config.prefetch {
-            lines.free.push(plan.buffer());
+        let maker: Box<dyn Maker> = match of {
+            Samples::Tokens(corpus) => {
+                let corpus = Arc::clone(corpus);
+                let sampler =
+                    Sampler::new(&*corpus, config.seed, config.seq_len, config.val_fraction)?;
+                let row = vec![0; config.seq_len + 1];
+                Box::new(Plan { sampler, config: config.clone(), corpus, row })
+            }
+            Samples::Images(images) => {
+                let [height, width] = images.size();
+                let (images, image) = (Arc::clone(images), vec![0; height * width]);
+                Box::new(ImagePlan { images, config: config.clone(), image })
+            }
+        };
+        let lines = Arc::new(Queues::new(config.prefetch));
+        for _ in 0..config.prefetch {
+            lines.free.push(maker.buffer());
         }
-        let worker = Worker { plan: plan.clone(), corpus, next: start, lines: Arc::clone(&lines) };
+        let (current, samples) = (maker.buffer(), maker.samples());
+        let batch_size = config.batch_size as u64;
+        let worker = Worker { maker, batch_size, next: start, lines: Arc::clone(&lines) };
         let thread = std::thread::Builder::new()
             .name("loader".into())
             .spawn(move || worker.run())
             .map_err(|error| DataError::Thread { reason: error.to_string() })?;
-        Ok(Self { current: plan.buffer(), plan, counter: start, lines, thread: Some(thread) })
+        Ok(Self { batch_size, samples, counter: start, current, lines, thread: Some(thread) })
     }
 
     /// The next batch; it stays valid until the next call.
@@ -121,7 +147,7 @@ impl Loader {
             reason: "it ended after an error or a panic that was reported before".into(),
         })??;
         self.lines.free.push(std::mem::replace(&mut self.current, batch));
-        self.counter += self.plan.config.batch_size as u64;
+        self.counter += self.batch_size;
         Ok(&self.current)
     }
 
@@ -133,8 +159,7 @@ impl Loader {
     /// How many batches take every sample of the split once; the last may repeat some (training) or
     /// be padded with ignored rows (evaluation).
     pub fn batches_per_pass(&self) -> u64 {
-        let samples = self.plan.sampler.samples(self.plan.config.split);
-        samples.div_ceil(self.plan.config.batch_size as u64)
+        self.samples.div_ceil(self.batch_size)
     }
 }
 
@@ -170,18 +195,80 @@ impl Queues {
 }
 
 /// Everything that decides what a batch holds.
-#[derive(Clone, Debug)]
+trait Maker: Send {
+    /// Room for a batch.
+    fn buffer(&self) -> Batch;
+
+    /// How many samples there are.
+    fn samples(&self) -> u64;
+
+    /// Makes `batch` the one that starts at sample `first`.
+    fn fill(&mut self, first: u64, batch: &mut Batch) -> Result<(), DataError>;
+}
+
+/// Batches of images.
+struct ImagePlan {
+    images: Arc<dyn Images>,
+    config: LoaderConfig,
+    /// Room for one image.
+    image: Vec<u8>,
+}
+
+impl ImagePlan {
+    /// The image that is sample `global`, and whether it counts, as in [`Plan::place`].
+    fn place(&self, global: u64) -> (u64, bool) {
+        let samples = self.samples();
+        match self.config.split {
+            Split::Train => {
+                let order = Permutation::new(self.config.seed, global / samples, samples);
+                (order.at(global % samples), true)
+            }
+            Split::Validation => {
+                let index = global % samples.next_multiple_of(self.config.batch_size as u64);
+                (index % samples, index < samples)
+            }
+        }
+    }
+}
+
+impl Maker for ImagePlan {
+    fn buffer(&self) -> Batch {
+        let images = self.config.batch_size;
+        let pixels = vec![0.0; images * self.image.len()];
+        Batch { pixels, targets: vec![IGNORED; images], ..Batch::default() }
+    }
+
+    fn samples(&self) -> u64 {
+        self.images.samples(self.config.split)
+    }
+
+    fn fill(&mut self, first: u64, batch: &mut Batch) -> Result<(), DataError> {
+        batch.step = first / self.config.batch_size as u64;
+        batch.first_sample = first;
+        let rows = batch.pixels.chunks_exact_mut(self.image.len()).zip(&mut batch.targets);
+        for (sample, (pixels, target)) in (first..).zip(rows) {
+            let (index, counts) = self.place(sample);
+            let class = self.images.read(self.config.split, index, &mut self.image)?;
+            *target = if counts { i32::from(class) } else { IGNORED };
+            for (to, &from) in pixels.iter_mut().zip(&self.image) {
+                *to = normalised(from);
+            }
+        }
+        batch.valid_tokens = batch.targets.iter().filter(|&&t| t != IGNORED).count() as u64;
+        Ok(())
+    }
+}
+
+/// Batches of tokens.
 struct Plan {
     sampler: Sampler,
     config: LoaderConfig,
+    corpus: Arc<dyn Corpus>,
+    /// Room for one sample.
+    row: Vec<i32>,
 }
 
 impl Plan {
-    fn buffer(&self) -> Batch {
-        let tokens = self.config.batch_size * self.config.seq_len;
-        Batch { ids: vec![0; tokens], targets: vec![IGNORED; tokens], ..Batch::default() }
-    }
-
     /// Where sample `global` starts, and whether it counts. The rows that fill up the last batch
     /// of an evaluation pass do not: every held-out sample counts exactly once per pass.
     fn place(&self, global: u64) -> (u64, bool) {
@@ -197,24 +284,28 @@ impl Plan {
             }
         }
     }
+}
 
-    /// Makes `batch` the one that starts at sample `first`; `row` has room for one sample.
-    fn fill(
-        &self,
-        corpus: &dyn Corpus,
-        first: u64,
-        row: &mut [i32],
-        batch: &mut Batch,
-    ) -> Result<(), DataError> {
+impl Maker for Plan {
+    fn buffer(&self) -> Batch {
+        let tokens = self.config.batch_size * self.config.seq_len;
+        Batch { ids: vec![0; tokens], targets: vec![IGNORED; tokens], ..Batch::default() }
+    }
+
+    fn samples(&self) -> u64 {
+        self.sampler.samples(self.config.split)
+    }
+
+    fn fill(&mut self, first: u64, batch: &mut Batch) -> Result<(), DataError> {
         let length = self.config.seq_len;
         batch.step = first / self.config.batch_size as u64;
         batch.first_sample = first;
         let rows = batch.ids.chunks_exact_mut(length).zip(batch.targets.chunks_exact_mut(length));
         for (sample, (ids, targets)) in (first..).zip(rows) {
             let (start, counts) = self.place(sample);
-            corpus.read(start, row)?;
-            ids.copy_from_slice(&row[..length]);
-            for (target, &token) in targets.iter_mut().zip(&row[1..]) {
+            self.corpus.read(start, &mut self.row)?;
+            ids.copy_from_slice(&self.row[..length]);
+            for (target, &token) in targets.iter_mut().zip(&self.row[1..]) {
                 let ignored = !counts || Some(token) == self.config.ignore_token;
                 *target = if ignored { IGNORED } else { token };
             }
@@ -234,18 +325,17 @@ impl Plan {
 
 /// The loading thread.
 struct Worker {
-    plan: Plan,
-    corpus: Arc<dyn Corpus>,
+    maker: Box<dyn Maker>,
+    batch_size: u64,
     next: u64,
     lines: Arc<Queues>,
 }
 
 impl Worker {
     fn run(mut self) {
-        let mut row = vec![0; self.plan.config.seq_len + 1];
         while let Some(mut batch) = self.lines.free.pop() {
-            let outcome = self.plan.fill(&*self.corpus, self.next, &mut row, &mut batch);
-            self.next += self.plan.config.batch_size as u64;
+            let outcome = self.maker.fill(self.next, &mut batch);
+            self.next += self.batch_size;
             let failed = outcome.is_err();
             self.lines.ready.push(outcome.map(|()| batch));
             if failed {

@@ -1,12 +1,13 @@
 //! Models as segments of typed programs, their initial weights, and Hugging Face weights in and out.
 //!
-//! An [`Architecture`] is a few sizes from which a model can be built: [`Llama`], [`Gpt`] and
-//! [`Mlp`] are one page of tensor code each. Build your own models with a [`Chain`].
+//! An [`Architecture`] is a few sizes from which a model can be built: [`Llama`], [`Gpt`],
+//! [`Mlp`] and [`Cnn`] are one page of tensor code each. Build your own models with a [`Chain`].
 #![forbid(unsafe_code)]
 
 mod architecture;
 mod chain;
 mod check;
+mod cnn;
 mod gpt;
 pub mod hf;
 mod init;
@@ -16,6 +17,7 @@ mod mlp;
 
 pub use architecture::{Architecture, BatchShape, Purpose, port};
 pub use chain::Chain;
+pub use cnn::Cnn;
 pub use gpt::Gpt;
 pub use init::initial_values;
 pub use llama::Llama;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use phalanx_data::{
-    Batch, Corpus, DataError, Loader, LoaderConfig, MarkovCorpus, Split, TextFile, TokenFile,
-    check_vocabulary,
+    Batch, Corpus, DataError, Digits, IdxImages, Images, Loader, LoaderConfig, MarkovCorpus,
+    Samples, Split, TextFile, TokenFile, check_vocabulary,
 };
-use phalanx_models::port;
+use phalanx_models::{Cnn, port};
 use phalanx_sys::SysError;
 
 use crate::{Field, StepData};
@@ -17,30 +17,38 @@ use phalanx_error::{Error, Result};
 /// useful run reaches its end.
 const SYNTHETIC_TOKENS: u64 = 1 << 36;
 
-/// Opens the corpus of a configuration and makes sure that the model knows its tokens.
-pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
+/// Opens the data of a configuration and makes sure that the model knows its tokens or takes its images.
+pub fn open(loaded: &Loaded) -> Result<Samples> {
     let (data, vocab) = (&loaded.config.data, loaded.config.model.vocab.get());
-    let corpus = open_kind(data, vocab).and_then(|corpus| {
-        check_vocabulary(&*corpus, vocab)?;
-        Ok(corpus)
-    });
-    corpus.map_err(|error| refused(loaded, &error))
+    open_kind(data, vocab).map_err(|error| refused(loaded, &error))
+}
+
+/// Images of the size that the model takes.
+fn fitting(images: Arc<dyn Images>) -> Result<Samples, DataError> {
+    let model = Cnn::mnist();
+    let sizes = |[height, width]: [usize; 2], classes| [height, width, classes];
+    let (found, model) =
+        (sizes(images.size(), images.classes()), sizes(model.image, model.classes));
+    match found[..2] == model[..2] && found[2] <= model[2] {
+        true => Ok(Samples::Images(images)),
+        false => Err(DataError::Images { images: images.describe(), found, model }),
+    }
 }
 
 /// A loader of training batches, starting with the first.
-pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
+pub fn training(loaded: &Loaded, corpus: &Samples) -> Result<Loader> {
     training_after(loaded, corpus, 0)
 }
 
 /// The same, after this many samples.
-pub fn training_after(loaded: &Loaded, corpus: &Arc<dyn Corpus>, samples: u64) -> Result<Loader> {
+pub fn training_after(loaded: &Loaded, corpus: &Samples, samples: u64) -> Result<Loader> {
     loader(loaded, corpus, Split::Train, samples)
 }
 
 /// The held-out batches that every evaluation of a run sees.
-pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>> {
+pub fn held_out(loaded: &Loaded, corpus: &Samples) -> Result<Vec<Batch>> {
     let data = &loaded.config.data;
-    if data.kind != DataKind::Synthetic && data.val_fraction.get() == 0.0 {
+    if !data.kind.has_held_out() && data.val_fraction.get() == 0.0 {
         let problem = loaded.problem("data.val_fraction", "no part of the data is held out");
         let share = phalanx_data::DEFAULT_VAL_FRACTION;
         return Err(Error::refused(
@@ -59,9 +67,13 @@ pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>>
         .collect()
 }
 
-/// Gives a batch of tokens to `use_it` as the data of a step.
+/// Gives a batch of tokens or images to `use_it` as the data of a step.
 pub fn with_step_data<T>(batch: &Batch, use_it: impl FnOnce(&StepData<'_>) -> T) -> T {
-    let fields = [(port::IDS, Field::I32(&batch.ids)), (port::TARGETS, Field::I32(&batch.targets))];
+    let targets = Field::I32(&batch.targets);
+    let fields = match batch.pixels.is_empty() {
+        true => [(port::IDS, Field::I32(&batch.ids)), (port::TARGETS, targets)],
+        false => [(port::X, Field::F32(&batch.pixels)), (port::Y, targets)],
+    };
     use_it(&StepData {
         fields: &fields,
         count: batch.valid_tokens,
@@ -84,7 +96,7 @@ pub fn mean_loss(
     Ok(sum / count)
 }
 
-fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split, samples: u64) -> Result<Loader> {
+fn loader(loaded: &Loaded, corpus: &Samples, split: Split, samples: u64) -> Result<Loader> {
     let config = &loaded.config;
     let settings = LoaderConfig {
         microbatches: config.microbatches(),
@@ -101,7 +113,7 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split, samples: u64)
             config.train.batch_size.get(),
         )
     };
-    Loader::new(Arc::clone(corpus), settings, samples).map_err(|error| refused(loaded, &error))
+    Loader::of(corpus, settings, samples).map_err(|error| refused(loaded, &error))
 }
 
 /// The error for a problem with the data, with the key to change and what to write there instead.
@@ -149,15 +161,16 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
     })
 }
 
-fn open_kind(
-    data: &phalanx_config::DataConfig,
-    vocab: usize,
-) -> Result<Arc<dyn Corpus>, DataError> {
+fn open_kind(data: &phalanx_config::DataConfig, vocab: usize) -> Result<Samples, DataError> {
     // Configurations without a path were refused where one is needed.
     let path = data.path.clone().unwrap_or_default();
-    Ok(match data.kind {
+    let corpus: Arc<dyn Corpus> = match data.kind {
         DataKind::Synthetic => Arc::new(MarkovCorpus::new(data.seed, vocab, SYNTHETIC_TOKENS)?),
         DataKind::Text => Arc::new(TextFile::open(&path)?),
         DataKind::Tokens => Arc::new(TokenFile::open(&path, data.dtype, vocab)?),
-    })
+        DataKind::Digits => return fitting(Arc::new(Digits::new(data.seed))),
+        DataKind::Idx => return fitting(Arc::new(IdxImages::open(&path)?)),
+    };
+    check_vocabulary(&*corpus, vocab)?;
+    Ok(Samples::Tokens(corpus))
 }

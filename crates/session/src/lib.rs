@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accuracy;
 pub mod again;
 mod backend;
 mod codec;
@@ -60,6 +61,7 @@ use phalanx_models::hf;
 use phalanx_runtime::Observed;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey, StateKind};
 
+pub use accuracy::Accuracy;
 pub use backend::{Backend, EngineBackend, Size, Timing};
 pub use command::{
     BatchSource, Command, Exposed, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec, Weights};
-use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
+use phalanx_models::{Architecture, BatchShape, Cnn, Gpt, Llama, Purpose};
 
 use crate::folders::FolderKind;
 use crate::restore::FromWeights;
@@ -88,6 +88,10 @@ impl Network {
                 let (spec, weights) = open_run(dir, FOR_FOLDERS)?;
                 (spec, Some(Box::new(weights)))
             }
+            None if config.model.kind == ModelKind::Cnn => {
+                let architecture = Box::new(Cnn::mnist());
+                return Ok(Self { architecture, weights: None, seed: config.run.seed });
+            }
             None => (spec(&config.model), None),
         };
         Ok(Self { architecture: architecture(&config.model, spec), weights, seed: config.run.seed })
@@ -134,6 +138,15 @@ impl Network {
     pub fn describe(&self, config: &Config, parameters: usize) -> String {
         let weights = config.precision.weights;
         let config = &config.model;
+        if config.kind == ModelKind::Cnn {
+            let Cnn { image: [height, width], channels, classes, .. } = Cnn::mnist();
+            let count = short(parameters as f64);
+            return format!(
+                "cnn of {} and {} channels, images of {height} × {width}, {classes} classes: {count} \
+                 parameters in {weights}",
+                channels[0], channels[1]
+            );
+        }
         let from = match &config.from {
             Some(Origin::HuggingFace(dir) | Origin::Run(dir)) => format!(" from {}", dir.display()),
             None => String::new(),
@@ -153,10 +166,16 @@ impl Network {
 /// One line of text about the size of a step.
 pub fn describe_step(config: &Config) -> String {
     let train = &config.train;
+    let batch = match config.model.kind {
+        ModelKind::Cnn => counted(train.batch_size.get(), "image"),
+        _ => format!(
+            "{} of {}",
+            counted(train.batch_size.get(), "sequence"),
+            counted(train.seq_len.get(), "token")
+        ),
+    };
     format!(
-        "{} of {}, {}, {}",
-        counted(train.batch_size.get(), "sequence"),
-        counted(train.seq_len.get(), "token"),
+        "{batch}, {}, {}",
         match config.microbatches() {
             1 => "at once".to_owned(),
             parts => format!("in {parts} micro-batches"),
@@ -208,7 +227,7 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
         );
     }
     let usual = kind != ModelKind::Llama;
-    if kind != ModelKind::Mlp && model.bias != usual {
+    if kind.is_language() && model.bias != usual {
         let message = format!("model.bias = {} does not work with model.kind = {kind}", model.bias);
         problems.push(
             (loaded.problem("model.bias", message))
@@ -230,7 +249,7 @@ fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
         ModelKind::Gpt2 => {
             ModelSpec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
         }
-        ModelKind::Llama | ModelKind::Mlp => ModelSpec::Llama(LlamaSpec {
+        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn => ModelSpec::Llama(LlamaSpec {
             layers,
             width,
             heads,

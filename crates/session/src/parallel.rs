@@ -12,8 +12,17 @@ use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
-use phalanx_config::{CpKind, CpOrder, LayoutKind, SyncKind, SyncMomentum, TpKind, ZeroStage};
+use phalanx_config::{
+    CpKind, CpOrder, LayoutKind, ModelKind, SyncKind, SyncMomentum, TpKind, ZeroStage,
+};
 use phalanx_error::Result;
+
+/// How a convolutional network is split where nobody says how: the first convolution and the first fully
+/// connected layer by what they give, those after them by what they read, with one sum after each pair.
+fn channels() -> TensorPlan {
+    let plan = TensorPlan::new("tp").columns("conv1.*").rows("conv2.*");
+    plan.columns("fc1.*").rows("fc2.*")
+}
 
 /// A strategy that several threads may read.
 pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
@@ -37,8 +46,9 @@ pub struct Parallel {
 
 impl Parallel {
     /// The mesh and strategies that a configuration asks for.
-    /// `steps` is the last step of the run.
-    pub fn new(config: &phalanx_config::ParallelConfig, steps: u64) -> Result<Self> {
+    pub fn new(config: &phalanx_config::Config) -> Result<Self> {
+        let (steps, kind) = (config.train.steps.get() as u64, config.model.kind);
+        let config = &config.parallel;
         let mesh = mesh(config)?;
         let mut strategies: Vec<SharedStrategy> = vec![];
         // Where several ranks hold the same weights, a strategy says how they share them.
@@ -73,6 +83,7 @@ impl Parallel {
         if config.tp.get() > 1 && !search {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
             strategies.push(match (config.tp_kind, &config.tp_plan.0[..]) {
+                (TpKind::OneD, []) if kind == ModelKind::Cnn => Arc::new(channels()),
                 (TpKind::OneD, []) => Arc::new(Megatron::default()),
                 (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
                 (TpKind::TwoD | TpKind::TwoAndAHalfD, _) => {

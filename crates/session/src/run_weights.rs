@@ -31,6 +31,7 @@ pub fn open_run(dir: &Path, instead: &str) -> Result<(ModelSpec, hf::Params)> {
     let text = weights.metadata().get(SPEC).ok_or_else(|| {
         Error::refused(
             Problem::new(format!("{} does not say which model it holds", path.display()))
+                .because("only models that Hugging Face knows can be told by their weights alone")
                 .fix("give a file that `phalanx train` wrote"),
         )
     })?;

@@ -279,7 +279,7 @@ impl Settings {
             }
         };
         host::require(config.run.device)?;
-        let mut parallel = Parallel::new(&config.parallel, config.train.steps.get() as u64)?;
+        let mut parallel = Parallel::new(config)?;
         parallel.pipeline.rematerialise =
             config.train.recompute == phalanx_config::RecomputeKind::Stage;
         if let PipelineOrder::Own(table) = &parallel.pipeline.order {

@@ -5,18 +5,20 @@ use std::str::FromStr;
 
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, ModelSpec, TensorInfo, Weights};
-use phalanx_models::{BatchShape, port};
+use phalanx_models::{Architecture, BatchShape, Cnn, port};
 use serde::Serialize;
 
+use crate::rundir;
 use crate::saved::Saved;
-use phalanx_config::{Config, DataKind, Loaded, Sources};
+use phalanx_config::{Config, DataKind, Loaded, ModelKind, Sources};
 use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::corpus;
 use phalanx_session::folders::FolderKind;
 use phalanx_session::host;
 use phalanx_session::network::{self, architecture};
-use phalanx_session::{Field, Forward, StepData, from_weights};
+use phalanx_session::run_weights::WEIGHTS;
+use phalanx_session::{Accuracy, Field, Forward, StepData, from_weights};
 
 /// Where a model comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +60,9 @@ pub struct HeldOut {
     pub loss: f64,
     /// How many tokens that is.
     pub tokens: u64,
+    /// The share that was classified right, if that is what the model does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Entropy of the data's source, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy_floor: Option<f64>,
@@ -118,6 +123,10 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
 pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     let (loaded, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
+            if let Some(loaded) = of_images(dir, sources)? {
+                let weights = hf::Params::open(&dir.join(WEIGHTS))?;
+                return evaluate(&loaded, &Cnn::mnist(), &weights);
+            }
             let Saved { loaded, spec, weights } = Saved::open(dir, sources)?;
             (loaded, spec, Box::new(weights))
         }
@@ -130,7 +139,18 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
             (loaded, weights.spec().clone(), Box::new(weights))
         }
     };
-    evaluate(&loaded, spec, &*weights)
+    evaluate(&loaded, &*architecture(&loaded.config.model, spec), &*weights)
+}
+
+/// The configuration of a run, if it trained a network for images, which has no form at Hugging Face.
+fn of_images(dir: &Path, sources: &Sources) -> Result<Option<Loaded>> {
+    let file = dir.join(rundir::CONFIG);
+    if !file.exists() {
+        // Whatever else is wrong with the folder is told by who opens it.
+        return Ok(None);
+    }
+    let loaded = Config::load(&sources.clone().run(file))?;
+    Ok(Some(loaded).filter(|loaded| loaded.config.model.kind == ModelKind::Cnn))
 }
 
 /// A run has its own held-out data. A Hugging Face folder has none, and the default synthetic
@@ -149,7 +169,7 @@ fn has_data(loaded: &Loaded, dir: &Path) -> Result<()> {
     ))
 }
 
-fn evaluate(loaded: &Loaded, spec: ModelSpec, weights: &dyn Weights) -> Result<HeldOut> {
+fn evaluate(loaded: &Loaded, network: &dyn Architecture, weights: &dyn Weights) -> Result<HeldOut> {
     let config = &loaded.config;
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
@@ -157,20 +177,22 @@ fn evaluate(loaded: &Loaded, spec: ModelSpec, weights: &dyn Weights) -> Result<H
         batch: config.train.batch_size.get() / config.microbatches(),
         seq: config.train.seq_len.get(),
     };
-    let model =
-        architecture(&config.model, spec).evaluation(shape, config.precision.compute.into())?;
+    let model = network.evaluation(shape, config.precision.compute.into())?;
     let parts = config.microbatches();
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(weights);
     host::require(config.run.device)?;
     let backend = host::threads_of(config.run.device);
     let mut forward = Forward::new(&*backend, threads, &model, stored, parts, &read)?;
+    let mut right = Accuracy::default();
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
+        right.add(forward.accuracy(data, parts)?);
         Ok(forward.loss())
     })?;
     Ok(HeldOut {
         loss: finite(loss, 0.0, weights)?,
+        accuracy: right.share(),
         tokens: batches.iter().map(|batch| batch.valid_tokens).sum(),
         entropy_floor: corpus.entropy_floor(),
     })

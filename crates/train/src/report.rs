@@ -188,7 +188,7 @@ impl Report {
 
     /// Reports an evaluation.
     pub(crate) fn evaluation(&mut self, evaluation: EvaluationLine) -> Result<()> {
-        let EvaluationLine { after_step, val_loss } = evaluation;
+        let EvaluationLine { after_step, val_loss, val_accuracy } = evaluation;
         self.plot.held_out.push((after_step, val_loss));
         self.evaluated = Some(val_loss);
         let json = evaluation.to_json();
@@ -200,7 +200,8 @@ impl Report {
             }
             None => String::new(),
         };
-        self.line(&format!("held-out loss {val_loss:.4}{floor}"));
+        let right = val_accuracy.map(|share| format!(", accuracy {:.2}%", 100.0 * share));
+        self.line(&format!("held-out loss {val_loss:.4}{}{floor}", right.unwrap_or_default()));
         Ok(())
     }
 

@@ -18,12 +18,10 @@ use phalanx_session::run_weights::{SPEC, WEIGHTS, open_run};
 const STEPS: &str = "steps";
 
 /// Writes the weights of a session, with what is needed to rebuild the model, atomically.
-pub fn save(path: &Path, spec: &ModelSpec, session: &mut Session) -> Result<()> {
+pub fn save(path: &Path, spec: Option<&ModelSpec>, session: &mut Session) -> Result<()> {
     let steps = session.steps();
-    let metadata = BTreeMap::from([
-        (SPEC.to_owned(), hf::config_text(spec)),
-        (STEPS.to_owned(), steps.to_string()),
-    ]);
+    let mut metadata = BTreeMap::from([(STEPS.to_owned(), steps.to_string())]);
+    metadata.extend(spec.map(|spec| (SPEC.to_owned(), hf::config_text(spec))));
     save_weights(path, &metadata, session)
 }
 

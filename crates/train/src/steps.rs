@@ -8,9 +8,10 @@ use phalanx_data::Loader;
 use phalanx_sys::interrupt;
 
 use phalanx_error::{Error, Problem, Result};
+use phalanx_script::ScriptKey;
 use phalanx_session::corpus::with_step_data;
 use phalanx_session::job;
-use phalanx_session::{Session, StepData, StepResult};
+use phalanx_session::{Accuracy, Session, StepData, StepResult};
 
 /// Gives one batch after the other.
 pub trait Batches {
@@ -39,6 +40,8 @@ pub struct TrainedStep {
     pub step: usize,
     /// Its loss and gradient norm.
     pub result: StepResult,
+    /// The share of its samples that was classified right, if that is what the model does.
+    pub accuracy: Option<f64>,
     /// Its learning rate.
     pub lr: f64,
     /// How long it took, the batch not counted.
@@ -59,12 +62,13 @@ pub fn take_steps(
     let mut last = None;
     for step in session.steps() as usize + 1..=steps {
         let lr = rate(step);
-        let mut time = Duration::ZERO;
+        let (mut time, mut accuracy) = (Duration::ZERO, None);
         let result = batches.with_next(&mut |data| {
             let begun = Instant::now();
-            let result = session.step(data, lr);
+            let result = session.step(data, lr)?;
             time = begun.elapsed();
-            result
+            accuracy = session.accuracy(ScriptKey::Train, data)?.and_then(Accuracy::share);
+            Ok(result)
         })?;
         match result.scaling {
             Some(scaling) if scaling.overflowed => {
@@ -77,7 +81,7 @@ pub fn take_steps(
             }
             _ => last = Some(result.loss),
         }
-        let taken = TrainedStep { step, result, lr, time };
+        let taken = TrainedStep { step, result, accuracy, lr, time };
         let observed = observe(session, taken);
         let wish = match &observed {
             Err(_) => Wish::Fail,

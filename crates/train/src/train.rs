@@ -1,5 +1,6 @@
 //! A training run, from a configuration to a folder of results.
 
+mod evaluation;
 mod opening;
 mod saving;
 
@@ -7,20 +8,20 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_data::{Batch, Corpus, Loader};
+use phalanx_data::{Batch, Loader, Samples};
 use phalanx_sys::interrupt;
 
 use crate::checkpoints::{CHECKPOINTS, Checkpoints, RunFacts, Saving};
-use crate::metrics::{EvaluationLine, LossPlot, Step, Summary};
+use crate::metrics::{LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, GpuPeak, Report};
 use crate::resume::Resume;
 use crate::rundir::RunDir;
 use crate::start::{Restart, Start};
 use crate::steps::{TrainedStep, take_steps};
+use evaluation::evaluated;
 use phalanx_bench::floor::{self, Effort};
 use phalanx_config::{DeviceKind, Loaded};
 use phalanx_error::{Error, Problem, Result};
@@ -159,7 +160,7 @@ fn run(
 struct Run<'a> {
     loaded: &'a Loaded,
     network: Network,
-    corpus: Arc<dyn Corpus>,
+    corpus: Samples,
     loader: Loader,
     held_out: Vec<Batch>,
     session: Session,
@@ -342,6 +343,7 @@ impl<'a> Run<'a> {
                 lr: taken.lr,
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
+                accuracy: taken.accuracy,
                 loss_scale: result.scaling.map(|scaling| scaling.loss_scale),
                 skipped: result.scaling.map(|scaling| scaling.skipped),
             };
@@ -349,8 +351,7 @@ impl<'a> Run<'a> {
             let mut reported = report.step(line, time);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
-                let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
-                let line = EvaluationLine { after_step: step, val_loss };
+                let line = evaluated(session, held_out, step)?;
                 reported = reported.and_then(|()| report.evaluation(line));
             }
             report.times.step(step as u64);

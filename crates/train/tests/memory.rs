@@ -61,7 +61,7 @@ fn weights_pass_one_tensor_at_a_time() {
     small("starting", held);
     let mut session = session;
     let spec = network.architecture.spec().unwrap();
-    let (_, held) = peak(|| saved::save(&run.weights(), &spec, &mut session).unwrap());
+    let (_, held) = peak(|| saved::save(&run.weights(), Some(&spec), &mut session).unwrap());
     small("saving", held);
     drop(session);
 

@@ -1,6 +1,7 @@
 //! The data crate, as its users see it.
 
 mod files;
+mod images;
 mod loader;
 mod markov;
 mod sampling;

@@ -12,6 +12,10 @@ impl Scratch {
         Self(folder)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Writes a file of this content and says where it is.
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.0.join(name);

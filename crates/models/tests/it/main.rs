@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod architectures;
+mod cnn;
 mod config;
 mod damage;
 mod exchange;

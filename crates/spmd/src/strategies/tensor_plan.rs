@@ -133,6 +133,8 @@ fn input_dim(program: &Program, param: ValueId) -> usize {
             let [_, weight, result] = m.spec.letters();
             weight.find(|letter| !result.contains(letter))
         }
+        // Weights are [height, width, in, out].
+        Op::Conv2d(_) => Some(2),
         _ => None,
     };
     let mut products = readers(program, param).filter(|i| i.inputs.get(1) == Some(&param));

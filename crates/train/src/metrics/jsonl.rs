@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::times::LedgerLine;
 
-/// One training step. Its JSON has exactly these keys; the last two if losses are scaled.
+/// One training step. Its JSON has exactly these keys; `accuracy` of a classifier, the last two if losses
+/// are scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Step {
     /// The step, counted from 1.
@@ -21,6 +22,9 @@ pub struct Step {
     pub tokens_per_s: f64,
     /// Wall time of the step in milliseconds.
     pub step_ms: f64,
+    /// The share of the batch that was classified right, if that is what the model does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// What the loss was multiplied by before the backward pass, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -49,6 +53,9 @@ pub struct EvaluationLine {
     pub after_step: usize,
     /// Mean loss per valid token.
     pub val_loss: f64,
+    /// The share that was classified right, if that is what the model does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
 }
 
 impl EvaluationLine {
@@ -220,6 +227,7 @@ mod tests {
             lr: 3e-4,
             tokens_per_s: 12_345.678_9,
             step_ms: 1e-7,
+            accuracy: None,
             loss_scale: None,
             skipped: None,
         };
@@ -233,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_summary_and_an_evaluation_are_told_apart_from_steps() {
-        let evaluation = EvaluationLine { after_step: 50, val_loss: 2.5 };
+        let evaluation = EvaluationLine { after_step: 50, val_loss: 2.5, val_accuracy: None };
         assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
         let compared = OneRank { steps: 20, loss_max_rel: 2.5e-7 };
         let text = r#"{"event":"one_rank","steps":20,"loss_max_rel":2.5e-7}"#;
@@ -253,6 +261,7 @@ mod tests {
             lr: 0.0,
             tokens_per_s: 1.0,
             step_ms: 1.0,
+            accuracy: None,
             loss_scale: Some(0.5),
             skipped: Some(2),
         };

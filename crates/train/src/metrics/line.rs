@@ -70,11 +70,14 @@ impl StepLine {
             part(0, "1;32", format!("loss {loss:.4}")),
         ];
         parts.extend(score(self.loss_z, 5));
+        let accuracy = self.step.accuracy.map(|share| format!("accuracy {:.1}%", 100.0 * share));
+        parts.extend(accuracy.map(|text| part(1, "1;32", text)));
         parts.push(part(4, "33", format!("gnorm {grad_norm:.2}")));
         parts.extend(score(self.grad_norm_z, 6));
         let rate = if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") };
         parts.push(part(3, "", rate));
-        parts.push(part(2, "36", format!("{} tok/s", short(tokens_per_s))));
+        let what = if self.step.accuracy.is_some() { "img/s" } else { "tok/s" };
+        parts.push(part(2, "36", format!("{} {what}", short(tokens_per_s))));
         if let Some(scale) = self.step.loss_scale {
             parts.push(part(4, "", format!("scale {}", power(scale))));
         }
@@ -173,6 +176,7 @@ mod tests {
                 lr: 3e-4,
                 tokens_per_s: 12_400.0,
                 step_ms: 165.0,
+                accuracy: None,
                 loss_scale: None,
                 skipped: None,
             },

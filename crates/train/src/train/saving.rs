@@ -76,9 +76,6 @@ impl Run<'_> {
     }
 
     fn save(&mut self, weights: &Path) -> Result<()> {
-        let Some(spec) = self.network.architecture.spec() else {
-            return Ok(());
-        };
-        saved::save(weights, &spec, &mut self.session)
+        saved::save(weights, self.network.architecture.spec().as_ref(), &mut self.session)
     }
 }
