@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::frame::Phase;
 use super::lane::Announced;
 use super::plan::Plan;
+use super::progress::SMALL;
 use super::region::Region;
 use crate::blocks::Strides;
 use crate::call::{Call, CollectiveOp, OpKind};
@@ -38,14 +39,15 @@ pub(super) struct Incoming {
     pub(super) region: Option<Region>,
     /// Extra bytes that follow the block, in tests of the counters.
     pub(super) extra: usize,
-    /// How much has been read.
+    /// How much has been read, and how much of that is known to be good.
     pub(super) at: usize,
+    good: usize,
 }
 
 impl Incoming {
     fn new(region: Option<Region>, extra: usize) -> Self {
         let region = region.filter(|region| region.bytes() > 0);
-        Self { region, extra: region.map_or(0, |_| extra), at: 0 }
+        Self { region, extra: region.map_or(0, |_| extra), at: 0, good: 0 }
     }
 
     /// How much is still to come.
@@ -208,7 +210,7 @@ impl Outstanding {
             all
         } else if plan.reduces_dense() {
             let others = (0..self.given.len()).filter(|&member| member != self.me);
-            others.map(|member| self.given[member].at).min().unwrap_or(all)
+            others.map(|member| self.given[member].good).min().unwrap_or(all)
         } else {
             0
         };
@@ -275,19 +277,44 @@ impl Outstanding {
     pub(super) fn store_early(&mut self) -> Result<(), usize> {
         for member in 0..self.announced.len() {
             let block = std::mem::take(&mut self.announced[member].0.block);
-            if block.is_empty() {
-                continue;
+            if !block.is_empty() {
+                self.store(member, &block).ok_or(member)?;
             }
-            let incoming = self.given[member];
-            let Some(region) = incoming.region.filter(|_| incoming.left() == block.len()) else {
-                return Err(member);
-            };
-            // SAFETY: the call has not ended: by the rules of `start` its blocks may be written, and
-            // nothing else touches them.
-            unsafe { region.put(0, &block[..region.bytes()]) };
-            self.count_read(member, Phase::Given, block.len());
         }
         Ok(())
+    }
+
+    /// Stores a block that a member gave early; nothing if it is not as long as the call says.
+    fn store(&mut self, member: usize, block: &[u8]) -> Option<()> {
+        let incoming = self.given[member];
+        let region = incoming.region.filter(|_| incoming.left() == block.len())?;
+        // SAFETY: the call has not ended: by the rules of `start` its blocks may be written, and
+        // nothing else touches them.
+        unsafe { region.put(0, &block[..region.bytes()]) };
+        self.given[member].at += block.len();
+        self.confirm(member, Phase::Given);
+        Some(())
+    }
+
+    /// Whether what a member gives has to be kept aside: it is small, so it came right behind the member's
+    /// call, and others have not started theirs. All else is sent when the sender has seen all calls match.
+    pub(super) fn keeps(&self, member: usize, phase: Phase) -> bool {
+        let Incoming { at, .. } = self.given[member];
+        let small = self.given[member].left() + at <= SMALL;
+        self.stage == Stage::Arrive && phase == Phase::Given && small
+    }
+
+    /// Takes a block that came when some members had not started the call: keeps it until they have.
+    /// Nothing if there is no such block.
+    pub(super) fn take_block(&mut self, member: usize, block: Vec<u8>) -> Option<()> {
+        match self.stage {
+            Stage::Move => self.store(member, &block),
+            Stage::Arrive if self.has_come(member) => {
+                self.announced[member].0.block = block;
+                Some(())
+            }
+            _ => None,
+        }
     }
 
     /// Whether a member has started the call.
@@ -297,7 +324,8 @@ impl Outstanding {
 
     /// Whether everything from a member has arrived.
     pub(super) fn has_given(&self, member: usize) -> bool {
-        [Phase::Given, Phase::Result].iter().all(|&phase| self.left(member, phase) == 0)
+        let (given, result) = (&self.given[member], &self.results[member]);
+        [given, result].iter().all(|block| block.left() == 0 && block.good == block.at)
     }
 
     /// Whether anything is received from a member.
@@ -330,12 +358,13 @@ impl Outstanding {
         }
     }
 
-    /// Notes that bytes of a block were read. Every byte is counted once between the two ranks: as
+    /// Notes that what was read of a block is good. Every byte is counted once between the two ranks: as
     /// with threads, by the rank that receives it, except that a result is counted by the rank that
     /// sends it.
-    pub(super) fn count_read(&mut self, member: usize, phase: Phase, bytes: usize) {
+    pub(super) fn confirm(&mut self, member: usize, phase: Phase) {
         let incoming = self.incoming(member, phase);
-        incoming.at += bytes;
+        let bytes = incoming.at - incoming.good;
+        incoming.good = incoming.at;
         let all = usize::from(incoming.left() == 0);
         match phase {
             Phase::Given => {

@@ -15,16 +15,8 @@ pub(super) enum Frame {
     Group { number: u32, channel: Option<u32>, ranks: Vec<usize> },
     /// From now on this number means a call site.
     Site { number: u32, name: String },
-    /// The sender has started a call of a group. `block` is what it gives the receiver, if that is
-    /// small; otherwise it follows when all members have started the call.
-    Call {
-        group: u32,
-        sequence: u64,
-        header: Header,
-        site: u32,
-        counts: Vec<usize>,
-        block: Vec<u8>,
-    },
+    /// The sender has started a call of a group.
+    Call { group: u32, sequence: u64, header: Header, site: u32, counts: Vec<usize> },
     /// `bytes` bytes of a call follow this frame.
     Data { group: u32, sequence: u64, phase: Phase, bytes: usize },
     /// The sender stops, because of this rank. `mismatch` names a call that the receiver takes part
@@ -71,14 +63,12 @@ impl Frame {
                 out.extend_from_slice(name.as_bytes());
                 1
             }
-            Frame::Call { group, sequence, header, site, counts, block } => {
+            Frame::Call { group, sequence, header, site, counts } => {
                 put32(out, *group);
                 put64(out, *sequence);
                 put_header(out, header);
                 put32(out, *site);
-                put32(out, counts.len() as u32);
                 counts.iter().for_each(|&count| put64(out, count as u64));
-                out.extend_from_slice(block);
                 2
             }
             Frame::Data { group, sequence, phase, bytes } => {
@@ -157,13 +147,7 @@ impl Body<'_> {
                 sequence: self.take64()?,
                 header: self.header()?,
                 site: self.take32()?,
-                counts: {
-                    let count = self.take32()? as usize;
-                    let (counts, rest) = self.0.split_at_checked(count.checked_mul(8)?)?;
-                    self.0 = rest;
-                    Body(counts).numbers()?
-                },
-                block: self.0.to_vec(),
+                counts: self.numbers()?,
             },
             3 => Frame::Data {
                 group: self.take32()?,
@@ -247,14 +231,7 @@ mod tests {
             Frame::Group { number: 7, channel: Some(2), ranks: vec![4, 0] },
             Frame::Group { number: 8, channel: None, ranks: vec![] },
             Frame::Site { number: 1, name: "blocks.3 grad".to_string() },
-            Frame::Call {
-                group: 7,
-                sequence: 1 << 40,
-                header,
-                site: 1,
-                counts: vec![1, 0, 9],
-                block: vec![5; 100],
-            },
+            Frame::Call { group: 7, sequence: 1 << 40, header, site: 1, counts: vec![1, 0, 9] },
             Frame::Data { group: 7, sequence: 5, phase: Phase::Result, bytes: 1 << 33 },
             Frame::Abort { rank: 3, mismatch: Some((7, 5)), message: "no luck".to_string() },
             Frame::Abort { rank: 0, mismatch: None, message: String::new() },

@@ -6,13 +6,16 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::link::Last;
 use crate::error::{CommError, Missing};
-use crate::sync::{TIMED, yield_now};
+use crate::sync::{TIMED, relax, yield_now};
 
 /// A rank that was stopped from outside notices it after at most this time.
 const REST: Duration = Duration::from_millis(50);
 
 /// How long a rank that has a core for itself looks for data before it sleeps.
 const LOOKING: Duration = Duration::from_micros(200);
+
+/// How long of that it does not offer the core to others: a small message takes no longer.
+const AT_HAND: Duration = Duration::from_micros(20);
 
 impl Endpoint {
     /// Makes progress on calls until one has ended.
@@ -49,7 +52,10 @@ impl Endpoint {
             // What is on its way comes soon; a rank that sleeps would notice it late.
             if TIMED && self.spins && since.elapsed() < LOOKING {
                 looked = true;
-                yield_now();
+                match since.elapsed() < AT_HAND {
+                    true => relax(),
+                    false => yield_now(),
+                }
                 continue;
             }
             if std::mem::take(&mut looked) {

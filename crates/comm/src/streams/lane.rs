@@ -13,7 +13,7 @@ pub(super) struct Announced {
     pub(super) site: Site,
     /// For ragged calls: the counts sent to all members, then those received from them.
     pub(super) counts: Vec<usize>,
-    /// What it gives this rank, if it came with the call.
+    /// What it gives this rank, if that came before it could be stored.
     pub(super) block: Vec<u8>,
 }
 
@@ -55,6 +55,12 @@ impl Lane {
     /// Keeps an announced call until this rank starts it.
     pub(super) fn keep(&mut self, member: usize, sequence: u64, announced: Announced) {
         self.early.push((member, sequence, announced));
+    }
+
+    /// The announcement of a call that a member has started before this rank.
+    pub(super) fn early(&mut self, member: usize, sequence: u64) -> Option<&mut Announced> {
+        let found = |call: &&mut (usize, u64, Announced)| (call.0, call.1) == (member, sequence);
+        self.early.iter_mut().find(found).map(|(_, _, announced)| announced)
     }
 
     /// An announcement of a call that came before it was started here.

@@ -5,7 +5,7 @@
 //! directly from the sender's blocks into the receiver's: a sender knows that the receiver has made
 //! the call, so there is always memory for what arrives, and reading from a stream never blocks. So
 //! members may wait in different orders, and only reductions need staging buffers. A small block goes
-//! together with the announcement, and is kept there until all announcements match: one way less.
+//! right behind the announcement, and is kept aside if others have not announced the call yet: one way less.
 //!
 //! Part `i` of a reduction goes to rank `i`, which adds in the order of the group with the same
 //! kernel as threads: the bits are the same. For an `all_reduce` the results are sent back.

@@ -8,6 +8,9 @@ use crate::call::OpKind;
 use crate::header::Header;
 use crate::kernel::Place;
 
+/// The most bytes of an `all_reduce` between two ranks that goes in one exchange.
+const AT_ONCE: usize = 128 << 10;
+
 /// A call from the view of one member.
 #[derive(Clone, Copy)]
 pub(super) struct Plan<'a> {
@@ -70,9 +73,11 @@ impl Plan<'_> {
     }
 
     /// Whether an `all_reduce` goes in one exchange: two ranks give each other everything and both reduce it.
-    /// That moves as many bytes as parts and their results, with one way less to wait for.
+    /// That moves as many bytes as parts and their results, with one way less to wait for; but both add
+    /// all elements, which takes longer than the way if there are many.
     pub(super) fn at_once(&self) -> bool {
-        self.header.kind == OpKind::AllReduce && self.n == 2
+        let bytes = self.header.count() * self.size();
+        self.header.kind == OpKind::AllReduce && self.n == 2 && bytes <= AT_ONCE
     }
 
     /// Whether each member's reduced part goes to all others.

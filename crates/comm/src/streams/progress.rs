@@ -6,9 +6,9 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::frame::{Frame, NONE, Phase};
 use super::lane::Announced;
-use super::link::{Last, Open, ReadResult};
+use super::link::{Destination, Last, Open, ReadResult};
 use super::region::Region;
-use super::wire::{Outgoing, TURNS, Written};
+use super::wire::{Outgoing, Written};
 use crate::call::{OpKind, ReduceOp};
 use crate::error::{CommError, Failure};
 use crate::group::Group;
@@ -37,7 +37,7 @@ impl Endpoint {
         Ok(moved)
     }
 
-    /// Writes as much as a stream accepts.
+    /// Writes to a stream once.
     pub(super) fn write(&mut self, peer: usize) -> bool {
         let (link, calls) = (&mut self.links[peer], &mut self.calls);
         let Some(mut wire) = self.shared.wire(peer) else { return false };
@@ -59,18 +59,22 @@ impl Endpoint {
         moved
     }
 
-    /// Reads what a stream has, but only so much data that the other direction, other streams and
-    /// reductions of what has come get their turn.
+    /// Reads frames, and data once: then the other direction, other streams and reductions of what has come have
+    /// their turn.
     fn read(&mut self, peer: usize) -> Result<bool, CommError> {
-        let (mut moved, mut data) = (false, 0);
-        while !self.links[peer].gone && data < TURNS {
+        let mut moved = false;
+        while !self.links[peer].gone {
             let link = &mut self.links[peer];
             let Some(mut wire) = self.shared.wire(peer) else { return Ok(moved) };
             let came = link.inbox.read(&mut wire, &mut self.calls);
             drop(wire);
             match came.map_err(|problem| self.broken(peer, problem))? {
                 ReadResult::Frame(frame) => self.handle(peer, frame)?,
-                ReadResult::Data => data += 1,
+                ReadResult::Data => return Ok(true),
+                ReadResult::Aside(lane, sequence, member, block) => {
+                    self.take_aside(peer, (lane, sequence), member, block)?;
+                    return Ok(true);
+                }
                 ReadResult::Nothing => return Ok(moved),
                 ReadResult::End => self.links[peer].gone = true,
             }
@@ -95,23 +99,30 @@ impl Endpoint {
             Frame::Site { number, name } => {
                 self.links[peer].sites.insert(number, Site::named(&name));
             }
-            Frame::Call { group, sequence, header, site, counts, block } => {
+            Frame::Call { group, sequence, header, site, counts } => {
                 let site = self.links[peer].sites.get(&site).copied().unwrap_or_default();
                 let (lane, member) = self.known(peer, group)?;
-                let announced = Announced { header, site, counts, block };
+                let announced = Announced { header, site, counts, block: Vec::new() };
                 match self.lanes[lane].find(sequence) {
-                    Some(call) => self.calls[call as usize].announce(member, announced),
+                    Some(call) => {
+                        self.calls[call as usize].announce(member, announced);
+                        // If it was the last one, the data behind it go to their place.
+                        self.advance_call(call)?;
+                    }
                     None => self.lanes[lane].keep(member, sequence, announced),
                 }
             }
             Frame::Data { group, sequence, phase, bytes } => {
                 let (lane, member) = self.known(peer, group)?;
                 let call = self.lanes[lane].find(sequence);
-                let expected = |call: &u32| self.calls[*call as usize].left(member, phase) >= bytes;
-                let Some(call) = call.filter(expected) else {
-                    return Err(self.broken(peer, "it sent unexpected data"));
+                let waits = call.is_none_or(|call| self.calls[call as usize].keeps(member, phase));
+                let left = call.map(|call| self.calls[call as usize].left(member, phase));
+                let to = match call {
+                    Some(call) if !waits && left >= Some(bytes) => Destination::Call(call),
+                    _ if waits && bytes <= SMALL => Destination::Aside(lane, sequence),
+                    _ => return Err(self.broken(peer, "it sent unexpected data")),
                 };
-                self.links[peer].inbox.expect(Open { call, member, phase, left: bytes });
+                self.links[peer].inbox.expect(Open { to, member, phase, left: bytes });
             }
             Frame::Abort { rank, mismatch, message } => {
                 let mismatch = mismatch.and_then(|(group, sequence)| {
@@ -121,6 +132,21 @@ impl Endpoint {
             }
         }
         Ok(())
+    }
+
+    /// Takes a block that came before all members had started the call.
+    fn take_aside(
+        &mut self,
+        peer: usize,
+        (lane, sequence): (usize, u64),
+        member: usize,
+        block: Vec<u8>,
+    ) -> Result<(), CommError> {
+        let taken = match self.lanes[lane].find(sequence) {
+            Some(call) => self.calls[call as usize].take_block(member, block),
+            None => self.lanes[lane].early(member, sequence).map(|call| call.block = block),
+        };
+        taken.ok_or_else(|| self.broken(peer, "it sent unexpected data"))
     }
 
     /// The group for another rank's number, and that rank's place there.
@@ -204,11 +230,14 @@ impl Endpoint {
             return;
         }
         let call = &mut self.calls[index as usize];
-        call.unwritten += 1;
         let (group, sequence) = (call.lane as u32, call.sequence);
         let peer = self.lanes[call.lane].group.ranks()[member];
         let block = Outgoing { call: index, group, sequence, phase, region, extra, at: 0 };
-        self.links[peer].blocks.push_back(block);
+        let blocks = &mut self.links[peer].blocks;
+        if !blocks.back_mut().is_some_and(|last| last.grow(&block)) {
+            call.unwritten += 1;
+            blocks.push_back(block);
+        }
     }
 
     /// Reduces a piece that all have given, in the order of the group, and sends the result if all need it.
@@ -277,15 +306,12 @@ impl Endpoint {
             let (own, plan) = (call.own(), call.plan());
             let extra = if plan.gives_more(plan.me, member) { planted } else { 0 };
             let small = plan.given(member).filter(|region| is_small(region, extra));
-            let early = small.map_or(0, |region| region.bytes());
             let frame = Frame::Call {
                 group: number,
                 sequence: call.sequence,
                 header: own.header,
                 site: if site == Site::default() { NONE } else { site.id() },
                 counts: own.counts.clone(),
-                // SAFETY: by the rules of `start` the block is readable and nothing writes it.
-                block: small.map_or_else(Vec::new, |region| unsafe { region.copied(extra) }),
             };
             if !std::mem::replace(&mut lane.named[member], true) {
                 let ranks = lane.group.ranks().to_vec();
@@ -296,14 +322,20 @@ impl Endpoint {
             }
             link.marks.push_back((wire.push(&frame), index));
             call.unwritten += 1;
-            call.count_sent(early);
+            drop(wire);
+            if let Some(region) = small {
+                let (call, sequence, phase) = (index, call.sequence, Phase::Given);
+                let block = Outgoing { call, group: number, sequence, phase, region, extra, at: 0 };
+                link.blocks.push_back(block);
+            }
+            call.unwritten += usize::from(small.is_some());
         }
     }
 }
 
-/// The most bytes of a block that goes to a member together with the call. The member keeps it until
+/// The most bytes of a block that goes to a member right behind the call. The member may have to keep it until
 /// all have started the call, so it must be small.
-const SMALL: usize = 32 << 10;
+pub(super) const SMALL: usize = 64 << 10;
 
 /// Whether a block goes together with its call. One without bytes goes nowhere.
 fn is_small(region: &Region, extra: usize) -> bool {

@@ -1,11 +1,13 @@
 //! The bytes of a strided block, in the order in which they go over a stream.
 
-use std::io::{IoSlice, IoSliceMut};
-
 use crate::kernel::Place;
 
-/// The most rows in one system call.
-const ROWS: usize = 64;
+/// A run of a strided block that has at least so many bytes goes over a stream by itself; shorter ones are
+/// packed, because a system call costs more than a copy of some KiB.
+const LONG: usize = 8 << 10;
+
+/// The most bytes that are packed at once.
+pub(super) const PACKED: usize = 64 << 10;
 
 /// A block of memory that is sent from or received into.
 #[derive(Clone, Copy)]
@@ -27,6 +29,14 @@ impl Region {
         Self { place: Place { base, outer: 0, row: 0, foreign: false }, shape: [1, 1, bytes] }
     }
 
+    /// Takes in a contiguous block that lies right behind this one; says whether it does.
+    pub(super) fn grow(&mut self, next: &Region) -> bool {
+        let ([1, 1, own], [1, 1, more]) = (self.shape, next.shape) else { return false };
+        let follows = self.place.base.wrapping_add(own) == next.place.base;
+        self.shape[2] += if follows { more } else { 0 };
+        follows
+    }
+
     /// How many bytes there are.
     pub(super) fn bytes(&self) -> usize {
         self.shape.iter().product()
@@ -39,60 +49,47 @@ impl Region {
         (self.place.at(row / rows, row % rows).wrapping_add(column), len - column)
     }
 
-    /// The runs of the bytes `at..at + count`, as many as one system call takes.
-    fn runs(&self, at: usize, count: usize) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
-        let end = at + count.min(self.bytes() - at);
-        let mut at = at;
-        std::iter::from_fn(move || {
-            let (base, len) = (at < end).then(|| self.run(at))?;
-            let len = len.min(end - at);
-            at += len;
-            Some((base, len))
-        })
-        .take(ROWS)
+    /// The first of the bytes `at..at + count` that lie together, if they are enough to go by themselves.
+    fn long_run(&self, at: usize, count: usize) -> Option<(*mut u8, usize)> {
+        let count = count.min(self.bytes() - at);
+        let (base, len) = self.run(at);
+        (len >= LONG.min(count)).then_some((base, len.min(count)))
     }
 
-    /// Adds the bytes `at..at + count` to what is written next.
+    /// The next of the bytes `at..at + count`, where they lie or packed.
     ///
     /// # Safety
-    /// The block is readable and nothing writes it while the slices are used.
-    pub(super) unsafe fn gather<'a>(&self, at: usize, count: usize, slices: &mut Vec<IoSlice<'a>>) {
-        for (base, len) in self.runs(at, count) {
-            // SAFETY: the run lies inside the block, which the caller guarantees.
-            slices.push(IoSlice::new(unsafe { std::slice::from_raw_parts(base, len) }));
-        }
-    }
-
-    /// All bytes, followed by this many zeros.
-    ///
-    /// # Safety
-    /// The block is readable and nothing writes it.
-    pub(super) unsafe fn copied(&self, zeros: usize) -> Vec<u8> {
-        let (bytes, mut copy) = (self.bytes(), Vec::new());
-        copy.reserve_exact(bytes + zeros);
-        while copy.len() < bytes {
-            let (base, len) = self.run(copy.len());
-            // SAFETY: the run lies inside the block, which the caller guarantees.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(base, len) });
-        }
-        copy.resize(bytes + zeros, 0);
-        copy
-    }
-
-    /// Adds the places of the bytes `at..at + count` to what is read into next.
-    ///
-    /// # Safety
-    /// The block is initialised, and nothing else touches it while the slices are used.
-    pub(super) unsafe fn scatter<'a>(
+    /// The block is readable and nothing writes it while the slice is used.
+    pub(super) unsafe fn next<'a>(
         &self,
         at: usize,
         count: usize,
-        slices: &mut Vec<IoSliceMut<'a>>,
-    ) {
-        for (base, len) in self.runs(at, count) {
-            // SAFETY: runs lie inside the block, which the caller guarantees, and do not overlap.
-            slices.push(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(base, len) }));
+        packed: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        if let Some((base, len)) = self.long_run(at, count) {
+            // SAFETY: the run lies inside the block, which the caller guarantees.
+            return unsafe { std::slice::from_raw_parts(base, len) };
         }
+        let count = count.min(self.bytes() - at).min(PACKED);
+        packed.clear();
+        while packed.len() < count {
+            let (base, len) = self.run(at + packed.len());
+            let len = len.min(count - packed.len());
+            // SAFETY: as above.
+            packed.extend_from_slice(unsafe { std::slice::from_raw_parts(base, len) });
+        }
+        packed
+    }
+
+    /// Where the next of the bytes `at..at + count` go; nothing if they lie in short runs, which
+    /// are written by `put`.
+    ///
+    /// # Safety
+    /// The block is initialised, and nothing else touches it while the slice is used.
+    pub(super) unsafe fn next_mut<'a>(&self, at: usize, count: usize) -> Option<&'a mut [u8]> {
+        let (base, len) = self.long_run(at, count)?;
+        // SAFETY: the run lies inside the block, which the caller guarantees.
+        Some(unsafe { std::slice::from_raw_parts_mut(base, len) })
     }
 
     /// Writes bytes from byte `at` on.
@@ -123,18 +120,28 @@ mod tests {
         let place = Place { base, outer: 12, row: 4, foreign: false };
         let region = Region::new(place, [2, 2, 3]);
         let bytes = |at, count| {
-            let mut slices = Vec::new();
+            let mut packed = Vec::new();
             // SAFETY: the rows lie in the memory, which nobody writes meanwhile.
-            unsafe { region.gather(at, count, &mut slices) };
-            slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>()
+            unsafe { region.next(at, count, &mut packed) }.to_vec()
         };
         assert_eq!(bytes(0, 99), [1, 2, 3, 5, 6, 7, 13, 14, 15, 17, 18, 19]);
-        assert_eq!((bytes(2, 5), bytes(12, 1)), (vec![3, 5, 6, 7, 13], vec![]));
-        // SAFETY: as above.
-        let copied = unsafe { region.copied(2) };
-        assert_eq!(copied, [1, 2, 3, 5, 6, 7, 13, 14, 15, 17, 18, 19, 0, 0]);
+        assert_eq!((bytes(2, 5), bytes(10, 9)), (vec![3, 5, 6, 7, 13], vec![18, 19]));
         // SAFETY: as above.
         unsafe { region.put(5, &[70, 130]) };
         assert_eq!((memory[7], memory[13]), (70, 130));
+    }
+
+    /// Long rows go from where they lie, one at a time; what is left of one may be short.
+    #[test]
+    fn long_rows_are_not_packed() {
+        let mut memory = vec![0; 4 * LONG];
+        let place = Place { base: memory.as_mut_ptr(), outer: 0, row: 2 * LONG, foreign: false };
+        let region = Region::new(place, [1, 2, LONG]);
+        let mut packed = Vec::new();
+        // SAFETY: the rows lie in the memory, which nobody else touches.
+        let (first, rest) = unsafe {
+            (region.next(0, 2 * LONG, &mut packed).len(), region.next_mut(9, 2 * LONG).is_none())
+        };
+        assert_eq!((first, rest, packed.len()), (LONG, true, 0));
     }
 }

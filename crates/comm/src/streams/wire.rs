@@ -28,13 +28,15 @@ impl Stream for UnixStream {
     }
 }
 
-/// The most bytes of one data frame: other frames may have to wait for so many bytes, and so many
-/// may have to be filled up when a rank stops.
-const FRAME_BYTES: usize = 128 << 10;
+/// The most bytes of one data frame, which is written and read by one system call if the stream has room: then the
+/// other direction and other streams have their turn. Few large calls cost less than many small ones
+/// (docs/communication.md). Other frames may have to wait for so many bytes, and so many may have to be filled
+/// up when a rank stops.
+const FRAME_BYTES: usize = 512 << 10;
 
-/// How often a stream is written to before it is read, and the other way round; at most a data frame each time.
-/// Probably because what has come is then still in a cache, turns are faster (docs/communication.md).
-pub(super) const TURNS: usize = 4;
+/// The byte behind the data of a frame: they are what the sender gives; or it stopped, and they are not.
+pub(super) const GOOD: u8 = 0;
+const VOID: u8 = 1;
 
 /// How long a rank that stops tries to send the reason to ranks that do not read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -144,6 +146,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// Takes in the next piece of the same result, if this is one that lies right behind it.
+    pub(super) fn grow(&mut self, next: &Outgoing) -> bool {
+        let same = (self.call, self.phase, self.extra) == (next.call, next.phase, next.extra);
+        same && self.phase == Phase::Result && self.region.grow(&next.region)
+    }
+
     fn left(&self) -> usize {
         self.region.bytes() + self.extra - self.at
     }
@@ -165,10 +173,12 @@ pub(super) struct Wire {
     control: Vec<u8>,
     /// How much of them has been written.
     written: usize,
-    /// Bytes of the open data frame that are still to be written behind the frames.
+    /// Bytes of the open data frame that are still to be written behind the frames: data, and the byte behind them.
     owed: usize,
     /// Frames to write after that.
     next: Vec<u8>,
+    /// Short rows that are written together.
+    packed: Vec<u8>,
     /// Bytes of frames that were ever queued, started, and written.
     asked: u64,
     taken: u64,
@@ -188,6 +198,7 @@ impl Wire {
             written: 0,
             owed: 0,
             next: Vec::new(),
+            packed: Vec::new(),
             asked: 0,
             taken: 0,
             flushed: 0,
@@ -205,14 +216,17 @@ impl Wire {
         self.asked
     }
 
-    /// Queues the last frame. An open data frame is filled with zeros, which are never used.
+    /// Queues the last frame. An open data frame is filled with zeros, and declared void.
     fn end(&mut self, frame: &Frame) {
         if self.ended {
             return;
         }
         self.push(frame);
-        self.control.resize(self.control.len() + self.owed, 0);
-        self.owed = 0;
+        if self.owed > 0 {
+            self.control.resize(self.control.len() + self.owed - 1, 0);
+            self.control.push(VOID);
+            self.owed = 0;
+        }
         self.control.append(&mut self.next);
         self.taken = self.asked;
         self.ended = true;
@@ -233,37 +247,33 @@ impl Wire {
         self.has_control() || (blocks && !self.ended)
     }
 
-    /// Writes frames and blocks until the stream accepts no more, or others have their turn; returns whether it
-    /// accepted any.
+    /// Writes frames and data once, as much as the stream accepts, and then others have their turn; returns whether
+    /// it accepted any.
     pub(super) fn write(
         &mut self,
         blocks: &mut VecDeque<Outgoing>,
         tell: &mut impl FnMut(Written),
     ) -> bool {
-        let mut moved = false;
-        for _ in 0..TURNS {
-            if self.owed == 0 && self.written == self.control.len() && !self.open(blocks) {
-                return moved;
-            }
-            let Some(count) = self.write_once(blocks.front()) else { return moved };
-            moved = true;
-            let frames = count.min(self.control.len() - self.written);
-            self.written += frames;
-            if self.written == self.control.len() {
-                self.flushed = self.taken;
-            }
-            let (Some(block), data) = (blocks.front_mut(), count - frames) else { continue };
-            if data > 0 {
-                self.owed -= data;
-                block.at += data;
-                let (call, phase, all) = (block.call, block.phase, block.left() == 0);
-                tell(Written { call, phase, bytes: data, all });
-                if all {
-                    blocks.pop_front();
-                }
+        if self.owed == 0 && self.written == self.control.len() && !self.open(blocks) {
+            return false;
+        }
+        let Some(count) = self.write_once(blocks.front()) else { return false };
+        let frames = count.min(self.control.len() - self.written);
+        self.written += frames;
+        if self.written == self.control.len() {
+            self.flushed = self.taken;
+        }
+        if let Some(block) = blocks.front_mut().filter(|_| count > frames) {
+            self.owed -= count - frames;
+            let bytes = count - frames - usize::from(self.owed == 0);
+            block.at += bytes;
+            let (call, phase, all) = (block.call, block.phase, self.owed == 0 && block.left() == 0);
+            tell(Written { call, phase, bytes, all });
+            if all {
+                blocks.pop_front();
             }
         }
-        moved
+        true
     }
 
     /// Starts the next frames: those that wait, and a data frame of the first block.
@@ -276,7 +286,7 @@ impl Wire {
             let Outgoing { group, sequence, phase, .. } = *block;
             let bytes = block.left().min(FRAME_BYTES);
             Frame::Data { group, sequence, phase, bytes }.write(&mut self.control);
-            self.owed = bytes;
+            self.owed = bytes + 1;
         }
         !self.control.is_empty()
     }
@@ -284,20 +294,19 @@ impl Wire {
     /// One system call: frames, then data of the open frame; `None` if the stream accepts no more
     /// or is closed.
     fn write_once(&mut self, block: Option<&Outgoing>) -> Option<usize> {
-        let mut slices = Vec::with_capacity(8);
-        if self.written < self.control.len() {
-            slices.push(IoSlice::new(&self.control[self.written..]));
-        }
-        if let Some(block) = block.filter(|_| self.owed > 0) {
-            let bytes = block.region.bytes();
-            if block.at < bytes {
-                // SAFETY: the block is part of a call that has not ended: by the rules of `start`
-                // it is readable and nothing writes it.
-                unsafe { block.region.gather(block.at, self.owed, &mut slices) };
-            } else {
-                slices.push(IoSlice::new(&NOTHING[block.at - bytes..][..self.owed]));
-            }
-        }
+        let frames = &self.control[self.written..];
+        let left = self.owed.saturating_sub(1);
+        let data = match block.filter(|_| left > 0) {
+            // SAFETY: the block is part of a call that has not ended: by the rules of `start` it is
+            // readable and nothing writes it.
+            Some(block) if block.at < block.region.bytes() => unsafe {
+                block.region.next(block.at, left, &mut self.packed)
+            },
+            Some(block) => &NOTHING[block.at - block.region.bytes()..][..left],
+            None => &[],
+        };
+        let last: &[u8] = if self.owed > 0 && data.len() == left { &[GOOD] } else { &[] };
+        let slices = [frames, data, last].map(IoSlice::new);
         loop {
             match self.stream.write_vectored(&slices) {
                 Ok(count) if count > 0 => return Some(count),
