@@ -383,8 +383,8 @@ pub(crate) struct Settings {
     /// A configuration file.
     #[arg(value_name = "CONFIG.toml")]
     config: Option<PathBuf>,
-    /// Starts from an embedded configuration: default, tiny, bench-13m, gpt2-124m, llama-0.95b,
-    /// mnist-cnn.
+    /// Starts from an embedded configuration: default, tiny, tiny-moe, bench-13m, bench-moe, gpt2-124m,
+    /// llama-0.95b, mnist-cnn.
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
     /// Changes one setting, such as train.steps=100; may be repeated.

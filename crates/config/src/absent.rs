@@ -63,9 +63,10 @@ const ABSENT: &[(&[&str], &str)] = &[
         "set parallel.dp, tp, cp and pp: there are as many ranks as their product, threads or processes (run.ranks)",
     ),
     (
-        &["experts", "num_experts", "ep", "expert_parallel", "moe"],
-        "leave it out: models have no experts yet",
+        &["ep", "expert_parallel", "expert_model_parallel_size"],
+        "leave it out: every rank has all experts; parallel.tp cuts each of them, parallel.zero=3 shards them",
     ),
+    (&["moe"], "set model.experts, the number of experts of a layer"),
 ];
 
 #[cfg(test)]

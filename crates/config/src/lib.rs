@@ -10,6 +10,7 @@ mod absent;
 mod context;
 mod data;
 mod derived;
+mod experts;
 mod fits;
 mod key;
 mod listing;
@@ -33,6 +34,7 @@ use std::collections::BTreeMap;
 
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
+pub use experts::{AuxScopeKind, RouterKind};
 pub use key::Key;
 pub use listing::listing;
 pub use model::{ModelConfig, ModelKind, Origin};
@@ -247,6 +249,7 @@ impl Config {
         self.run.check(values);
         self.precision.check_tf32(self.run.device, values);
         self.check_across(values);
+        self.check_groups(values);
         self.check_fits(values);
     }
 

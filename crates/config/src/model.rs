@@ -6,8 +6,9 @@ use phalanx_ir::ops::AttentionKind;
 use toml_edit::Value;
 
 use super::context::CpKind;
+use super::experts::{AuxScopeKind, RouterKind};
 use super::key::section;
-use super::setting::{Count, Fraction, Positive, Setting, choice, quoted, words};
+use super::setting::{Count, Fraction, NonNegative, Positive, Setting, choice, quoted, words};
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -52,6 +53,33 @@ section! {
             aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
+        /// Experts of a block's feed-forward part, of which each token takes a few; 0: it is dense.
+        experts: usize = "0"; aka "num_experts" "num_local_experts" "n_experts" "moe_num_experts",
+        /// How a token chooses its experts.
+        router: RouterKind = "top-k"; aka "moe_router" "moe_router_type" "gate_type",
+        /// Experts that each token takes.
+        top_k: Count = "1 for model.router = \"switch\", else 2" => default_top_k(router);
+            aka "num_experts_per_tok" "moe_router_topk" "experts_per_token",
+        /// Places of each expert in a group of tokens, as a multiple of its even share; tokens beyond
+        /// are dropped. 0: nobody is.
+        capacity: NonNegative = "1.25"; aka "capacity_factor" "moe_expert_capacity_factor",
+        /// Tokens that share the places of experts; divides train.seq_len.
+        group: Count = "train.seq_len" => seq_len; aka "group_size" "moe_group_size",
+        /// Width inside an expert.
+        expert_ffn: Count = "model.ffn" => ffn; aka "moe_ffn_hidden_size" "moe_intermediate_size",
+        /// Layer i, counted from 1, has experts if this divides i; the others are dense.
+        moe_every: Count = "1"; aka "moe_layer_freq" "decoder_sparse_step",
+        /// Experts besides, of the same width, that every token takes.
+        shared_experts: usize = "0"; aka "n_shared_experts" "num_shared_experts",
+        /// Whether the dense part of a layer stays, and its experts add to it.
+        residual_experts: bool = "false"; aka "use_residual" "moe_residual",
+        /// How much the balancing loss counts, which is 1 where all experts have equal load.
+        aux_loss: NonNegative = "0.01";
+            aka "moe_aux_loss_coeff" "router_aux_loss_coef" "load_balance_coeff",
+        /// Tokens that one balancing loss is taken over.
+        aux_scope: AuxScopeKind = "microbatch",
+        /// How much the squared log-sum-exp of the router's logits counts.
+        z_loss: NonNegative = "0.0"; aka "moe_z_loss_coeff" "router_z_loss_coef",
         /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It
         /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
@@ -120,6 +148,7 @@ impl ModelConfig {
     pub(crate) fn check(&self, values: &mut Values) {
         self.check_heads(values);
         self.check_gpt2(values);
+        self.check_experts(values);
         self.check_size(values);
     }
 
@@ -184,18 +213,32 @@ impl ModelConfig {
         });
         let [layers, width, ffn, vocab] =
             [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
-        let parameters = layers * width * (4 * width + 3 * ffn) + 2 * vocab * width;
-        let keys = ["model.layers", "model.width", "model.ffn", "model.vocab"];
+        let (experts, expert_ffn) = (self.experts as u128, self.expert_ffn.get() as u128);
+        let inner = ffn + (experts + self.shared_experts as u128) * expert_ffn;
+        let parameters = layers * width * (4 * width + 3 * inner) + 2 * vocab * width;
+        let keys = [
+            "model.layers",
+            "model.width",
+            "model.ffn",
+            "model.vocab",
+            "model.experts",
+            "model.expert_ffn",
+        ];
         values.rule(&keys, parameters < 1 << 43, || {
             Problem::new(format!("this model has about {:.1e} parameters", parameters as f64))
                 .because("the largest that is accepted has 8.8e12")
-                .fix("check model.layers, model.width, model.ffn and model.vocab")
+                .fix("check model.layers, model.width, model.ffn, model.vocab and model.experts")
         });
     }
 }
 
 /// The most layers of a model: ten times as many as the deepest that people train.
 const MOST_LAYERS: usize = 2048;
+
+pub(crate) fn default_top_k(router: RouterKind) -> Count {
+    let k = if router == RouterKind::Switch { 1 } else { 2 };
+    Count::new(k).unwrap_or(Count::MIN)
+}
 
 /// SwiGLU has three matrices and GELU two, so 8/3 of the width costs as much as 4 times the width.
 fn default_ffn(kind: ModelKind, width: Count) -> Count {

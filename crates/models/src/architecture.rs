@@ -14,6 +14,8 @@ pub mod port {
     /// ranks and micro-batches: valid targets of a language model, elements of `y` of a regression,
     /// labels of a classification. Besides it a step provides the scalars `lr` and `step`.
     pub const INV_TOKENS: &str = "inv_tokens";
+    /// Scalar: 1 / the number of samples of a step, counted like [`INV_TOKENS`].
+    pub const INV_SAMPLES: &str = "inv_samples";
     /// The loss: a sum times [`INV_TOKENS`].
     pub const LOSS: &str = "loss";
     /// Probe: the logits of a language model, `[batch, seq, vocab]`.

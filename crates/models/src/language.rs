@@ -33,7 +33,9 @@ pub(crate) fn init(std: f64, layers: usize) -> impl Fn(&str) -> Init {
     move |name| {
         let last = name.rsplit('.').next().unwrap_or(name);
         match name {
-            "attn.out" | "mlp.down" => Init::Normal(std / (2.0 * layers as f64).sqrt()),
+            "attn.out" | "mlp.down" | "experts.down" => {
+                Init::Normal(std / (2.0 * layers as f64).sqrt())
+            }
             _ if last == "gain" || last.starts_with("norm") => Init::Constant(1.0),
             _ if last.ends_with("bias") => Init::Constant(0.0),
             _ => Init::Normal(std),

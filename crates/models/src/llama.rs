@@ -2,12 +2,13 @@
 //! attention, SwiGLU, no biases.
 
 use phalanx_ir::ops::AttentionKind;
-use phalanx_ir::{Builder, DType, IrError, Model};
+use phalanx_ir::{Builder, DType, IrError, Model, Tensor};
 
 use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
-use crate::hf::{LlamaSpec, ModelSpec};
+use crate::experts::{Experts, Router};
+use crate::hf::{LlamaSpec, MixtralSpec, ModelSpec};
 use crate::language;
 
 /// A LLaMA model.
@@ -19,12 +20,14 @@ pub struct Llama {
     pub attention: AttentionKind,
     /// The standard deviation of initial weights.
     pub init_std: f64,
+    /// Experts in place of the feed-forward part, in some layers or all.
+    pub experts: Option<Experts>,
 }
 
 impl Llama {
     /// A model of these sizes, with flash attention.
     pub fn new(spec: LlamaSpec) -> Self {
-        Self { spec, attention: AttentionKind::Flash, init_std: 0.02 }
+        Self { spec, attention: AttentionKind::Flash, init_std: 0.02, experts: None }
     }
 
     fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
@@ -35,13 +38,19 @@ impl Llama {
         b
     }
 
-    fn block(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
-        let s = &self.spec;
+    /// A block, with experts or a dense feed-forward part.
+    fn block(
+        &self,
+        shape: BatchShape,
+        compute: DType,
+        experts: Option<(&Experts, Purpose)>,
+    ) -> Builder {
+        let (s, BatchShape { batch, seq }) = (&self.spec, shape);
         let (d, size, eps) = (s.width, s.head_dim, s.norm_eps);
         let (q_width, kv_width) = (s.heads * size, s.kv_heads * size);
         let rotary = s.rope.rotary();
 
-        let b = Builder::new("block", compute);
+        let b = Builder::new(if experts.is_some() { "expert_block" } else { "block" }, compute);
         let h = b.boundary(port::H, [batch, seq, d]);
 
         let x = h.rms_norm(b.param("norm1", [d]), eps);
@@ -56,9 +65,16 @@ impl Llama {
         let h = h + o.matmul(b.param("attn.out", [q_width, d]));
 
         let x = h.rms_norm(b.param("norm2", [d]), eps);
-        let gate = x.matmul(b.param("mlp.gate", [d, s.ffn])).silu();
-        let up = x.matmul(b.param("mlp.up", [d, s.ffn]));
-        b.output(port::H, h + (gate * up).matmul(b.param("mlp.down", [s.ffn, d])));
+        let y = match experts {
+            Some((experts, purpose)) => {
+                let chosen = experts.apply(&b, x, shape, purpose);
+                let shared = experts.shared_ffn().map(|ffn| swiglu(&b, x, "shared", ffn));
+                let dense = experts.residual.then(|| swiglu(&b, x, "mlp", s.ffn));
+                [shared, dense].into_iter().flatten().fold(chosen, |sum, part| sum + part)
+            }
+            None => swiglu(&b, x, "mlp", s.ffn),
+        };
+        b.output(port::H, h + y);
         b
     }
 
@@ -71,8 +87,8 @@ impl Llama {
         b
     }
 
-    fn check(&self, BatchShape { batch, seq }: BatchShape) -> Result<(), IrError> {
-        let s = &self.spec;
+    fn check(&self, shape: BatchShape, purpose: Purpose) -> Result<(), IrError> {
+        let (s, BatchShape { batch, seq }) = (&self.spec, shape);
         let check = Check { model: "llama" };
         let (heads, kv_heads) = (("heads", s.heads), ("kv_heads", s.kv_heads));
         let (width, size, ffn) = (("width", s.width), ("head_dim", s.head_dim), ("ffn", s.ffn));
@@ -105,8 +121,19 @@ impl Llama {
         ] {
             check.tensor(dims)?;
         }
+        if let Some(experts) = &self.experts {
+            experts.check(&check, s.width, shape, purpose)?;
+        }
         check.scores(self.attention, &[batch, heads, length, length])
     }
+}
+
+/// A feed-forward part that all tokens take.
+fn swiglu<'b>(b: &'b Builder, x: Tensor<'b>, name: &str, ffn: usize) -> Tensor<'b> {
+    let d = x.shape()[2];
+    let gate = x.matmul(b.param(&format!("{name}.gate"), [d, ffn])).silu();
+    let up = x.matmul(b.param(&format!("{name}.up"), [d, ffn]));
+    (gate * up).matmul(b.param(&format!("{name}.down"), [ffn, d]))
 }
 
 impl Architecture for Llama {
@@ -115,17 +142,33 @@ impl Architecture for Llama {
     }
 
     fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError> {
-        self.check(shape)?;
+        self.check(shape, purpose)?;
         let init = language::init(self.init_std, self.spec.layers);
         let mut chain = Chain::new(self.name());
         chain.once(self.embed(shape, compute), &init)?;
-        let block = self.block(shape, compute);
-        chain.repeat("blocks", self.spec.layers, block, &init)?;
+        for layer in 0..self.spec.layers {
+            let experts = self.experts.as_ref().filter(|experts| experts.has(layer));
+            let block = self.block(shape, compute, experts.map(|experts| (experts, purpose)));
+            chain.under(&format!("blocks.{layer}"), block, &init)?;
+        }
         chain.once(self.head(shape, compute, purpose), &init)?;
         Ok(chain.finish())
     }
 
     fn spec(&self) -> Option<ModelSpec> {
-        Some(ModelSpec::Llama(self.spec.clone()))
+        let base = self.spec.clone();
+        Some(match &self.experts {
+            None => ModelSpec::Llama(base),
+            Some(experts) => ModelSpec::Mixtral(MixtralSpec {
+                base,
+                experts: experts.count,
+                top_k: experts.router.choices(),
+                expert_ffn: experts.ffn,
+                every: experts.every,
+                shared: experts.shared,
+                residual: experts.residual,
+                normalised: experts.router != Router::Switch,
+            }),
+        })
     }
 }

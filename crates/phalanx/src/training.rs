@@ -327,11 +327,7 @@ impl<'a> Training<'a> {
         match (data, &self.forms.spec) {
             (Data::Table(table), _) => Ok(table.check(&self.forms.train)?),
             (Data::Tokens(corpus), Some(spec)) => {
-                let vocab = match spec {
-                    ModelSpec::Gpt(spec) => spec.vocab,
-                    ModelSpec::Llama(spec) => spec.vocab,
-                };
-                let known = check_vocabulary(&**corpus, vocab);
+                let known = check_vocabulary(&**corpus, spec.vocab());
                 known.map_err(|e| Error::refused(Problem::from(e.diagnostic()).caused_by(e)))
             }
             (Data::Tokens(_), None) => Ok(()),

@@ -87,6 +87,8 @@ pub enum Scalar {
     Step,
     /// One over the count that the loss is averaged over, such as valid targets.
     InverseCount,
+    /// One over the samples of a step.
+    InverseSamples,
     /// Whether the updates of a step are applied.
     Go,
     /// What losses are multiplied by before the backward.
@@ -125,6 +127,7 @@ impl Scalar {
             Scalar::LearningRate,
             Scalar::Step,
             Scalar::InverseCount,
+            Scalar::InverseSamples,
             Scalar::Go,
             Scalar::LossScale,
         ];
@@ -138,6 +141,7 @@ impl Scalar {
             Scalar::LearningRate => "lr",
             Scalar::Step => "step",
             Scalar::InverseCount => "inv_tokens",
+            Scalar::InverseSamples => "inv_samples",
             Scalar::Go => "go",
             Scalar::LossScale => "loss_scale",
             Scalar::GoodSteps => "good_steps",

@@ -159,7 +159,8 @@ impl Feed {
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
                 Input::Scalar(name, dtype) => {
-                    let value = scalars.value(name, data, self.share)?;
+                    let samples = self.rows * self.microbatches as u64;
+                    let value = scalars.value(name, data, self.share, samples)?;
                     bytes.clear();
                     bytes.resize(size, 0);
                     encode(*dtype, &[value], bytes);
@@ -172,16 +173,23 @@ impl Feed {
 }
 
 impl Scalars {
-    /// The value of a scalar in a step.
+    /// The value of a scalar in a step of which these ranks have so many samples.
     ///
     /// The mean over replicas of their losses is the loss of the batch, if each divides its sum by its
     /// part of the whole count; not if it divided by its own.
-    fn value(&self, scalar: &Scalar, data: &StepData<'_>, share: BatchShare) -> Result<f64> {
+    fn value(
+        &self,
+        scalar: &Scalar,
+        data: &StepData<'_>,
+        share: BatchShare,
+        samples: u64,
+    ) -> Result<f64> {
         let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
         match scalar {
             Scalar::LearningRate => Ok(self.lr),
             Scalar::Step => Ok(self.step as f64),
             Scalar::InverseCount => Ok(share.of as f64 / data.count as f64),
+            Scalar::InverseSamples => Ok(1.0 / samples as f64),
             other => match given(other.name()) {
                 Some((_, value)) => Ok(*value),
                 None => Err(nobody_gives(other.name())),
@@ -221,7 +229,7 @@ impl Input {
 fn nobody_gives(name: &str) -> Error {
     Error::refused(
         Problem::new(format!("the model reads the scalar `{name}`, which nothing provides"))
-            .because("a step provides lr, step and inv_tokens; a batch may provide other scalars")
+            .because("a step provides lr, step, inv_tokens and inv_samples; a batch may provide other scalars")
             .fix("read one of these, provide it with the batch, or declare it as a data port"),
     )
 }

@@ -1,5 +1,7 @@
 //! The network that a configuration describes, and the weights it starts from.
 
+mod experts;
+
 use std::path::Path;
 
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec, Weights};
@@ -34,7 +36,12 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         Origin::Run(dir) => (dir.join(WEIGHTS), open_run(dir, FOR_FOLDERS).map(|(spec, _)| spec)),
     };
     let spec = spec.map_err(|error| error.at(place))?;
-    let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
+    let mut shape = shape_keys(&spec);
+    if matches!((&origin, &spec), (Origin::HuggingFace(_), ModelSpec::Mixtral(_))) {
+        // Mixtral drops no tokens; the weights of a run may go on with any capacity.
+        shape.push(("model.capacity", "0.0".to_owned()));
+    }
+    let pinned = sources.clone().pin(file.display().to_string(), shape);
     let mut loaded = Config::load(&pinned)?;
     if matches!(origin, Origin::HuggingFace(_)) {
         let kept = hf::KeptKeys::read(&file)?;
@@ -195,7 +202,11 @@ pub fn architecture(
     let attention = config.attention;
     let init_std = config.init_std.get();
     match spec {
-        ModelSpec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
+        ModelSpec::Llama(spec) => Box::new(Llama { spec, attention, init_std, experts: None }),
+        ModelSpec::Mixtral(spec) => {
+            let experts = Some(experts::of(config, &spec));
+            Box::new(Llama { spec: spec.base, attention, init_std, experts })
+        }
         ModelSpec::Gpt(spec) => {
             Box::new(Gpt { spec, attention, dropout: config.dropout.get(), init_std })
         }
@@ -249,20 +260,28 @@ fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
         ModelKind::Gpt2 => {
             ModelSpec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
         }
-        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn => ModelSpec::Llama(LlamaSpec {
-            layers,
-            width,
-            heads,
-            kv_heads: config.kv_heads.get(),
-            head_dim: config.head_size(),
-            ffn,
-            vocab,
-            context,
-            norm_eps,
-            rope: RopeSpec { theta: config.rope_theta.get(), scaling: RopeScaling::None },
-            tied,
-        }),
+        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn => experts::spec(
+            config,
+            LlamaSpec {
+                layers,
+                width,
+                heads,
+                kv_heads: config.kv_heads.get(),
+                head_dim: config.head_size(),
+                ffn,
+                vocab,
+                context,
+                norm_eps,
+                rope: RopeSpec { theta: config.rope_theta.get(), scaling: RopeScaling::None },
+                tied,
+            },
+        ),
     }
+}
+
+fn llama_sizes(s: &LlamaSpec) -> (&'static str, [usize; 7], f64) {
+    let sizes = [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context];
+    ("llama", sizes, s.norm_eps)
 }
 
 /// The keys that describe a shape, with the values of a model folder.
@@ -272,11 +291,8 @@ pub fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
         ModelSpec::Gpt(s) => {
             ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context], s.norm_eps)
         }
-        ModelSpec::Llama(s) => (
-            "llama",
-            [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context],
-            s.norm_eps,
-        ),
+        ModelSpec::Llama(s) => llama_sizes(s),
+        ModelSpec::Mixtral(s) => llama_sizes(&s.base),
     };
     let names = [
         "model.layers",
@@ -291,8 +307,14 @@ pub fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
     keys.push(("model.kind", kind.to_owned()));
     keys.push(("model.tied", spec.tied().to_string()));
     keys.push(("model.norm_eps", format!("{norm_eps:?}")));
-    if let ModelSpec::Llama(s) = spec {
+    let llama = match spec {
+        ModelSpec::Gpt(_) => None,
+        ModelSpec::Llama(s) => Some(s),
+        ModelSpec::Mixtral(s) => Some(&s.base),
+    };
+    if let Some(s) = llama {
         keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
     }
+    keys.extend(experts::shape_keys(spec));
     keys
 }

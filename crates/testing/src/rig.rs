@@ -267,6 +267,10 @@ impl<E: Engine> Rig<E> {
             BufferKey::Scalar(Scalar::LearningRate) => scalar(lr),
             BufferKey::Scalar(Scalar::Step) => scalar(self.steps as f64),
             BufferKey::Scalar(Scalar::InverseCount) => scalar(inverse),
+            BufferKey::Scalar(Scalar::InverseSamples) => {
+                let rows = |batch: &RigBatch| batch.data[0].1.shape()[0];
+                scalar(1.0 / batches.iter().map(rows).sum::<usize>() as f64)
+            }
             BufferKey::Data { port, microbatch } => {
                 let mut data = batches[*microbatch].data.iter();
                 let (_, values) = data.find(|(name, _)| **name == **port).unwrap();

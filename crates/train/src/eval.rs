@@ -232,10 +232,7 @@ fn broken(weights: &dyn Weights) -> Result<Option<String>> {
 }
 
 fn check_ids(ids: &[i32], spec: &ModelSpec) -> Result<()> {
-    let (vocab, context) = match spec {
-        ModelSpec::Gpt(spec) => (spec.vocab, spec.context),
-        ModelSpec::Llama(spec) => (spec.vocab, spec.context),
-    };
+    let (vocab, context) = (spec.vocab(), spec.context());
     let refuse = |problem| Err(Error::refused(problem));
     if ids.len() < 2 {
         return refuse(

@@ -52,13 +52,13 @@ fn a_missing_file_and_an_unknown_preset_are_refused() {
     let missing = message(Sources::default().file("no/such/config.toml"));
     assert!(missing.starts_with("error: no/such/config.toml: no such file\n"), "{missing}");
     let fix = "\n  usual fix: check the path, or start from a preset: --preset default | tiny | \
-               bench-13m | gpt2-124m | llama-0.95b | mnist-cnn";
+               tiny-moe | bench-13m | bench-moe | gpt2-124m | llama-0.95b | mnist-cnn";
     assert!(missing.ends_with(fix), "{missing}");
     assert!(message(Sources::default().file("tiny")).ends_with("--preset tiny"));
     assert_eq!(
         message(Sources::default().preset("tiyn")),
-        "error: there is no preset `tiyn`\n  presets: default, tiny, bench-13m, gpt2-124m, \
-         llama-0.95b, mnist-cnn\n  did you mean `tiny`?"
+        "error: there is no preset `tiyn`\n  presets: default, tiny, tiny-moe, bench-13m, \
+         bench-moe, gpt2-124m, llama-0.95b, mnist-cnn\n  did you mean `tiny`?"
     );
 }
 

@@ -183,6 +183,14 @@ fn presets_are_those_of_the_contract() {
         (ModelKind::Gpt2, [12, 768, 12, 12, 3072, 50304, 1024, 32], true)
     );
     assert_eq!(shape("llama-0.95b"), (llama, [16, 2048, 16, 16, 5632, 32000, 4096, 4], false));
+    let experts = |name: &str| {
+        let m = load(Sources::default().preset(name)).model;
+        let sizes = [m.experts, m.expert_ffn.get(), m.top_k.get(), m.moe_every.get()];
+        (sizes, m.capacity.get())
+    };
+    assert_eq!((shape("tiny-moe"), experts("tiny-moe")), (shape("tiny"), ([8, 64, 2, 1], 1.25)));
+    assert_eq!(shape("bench-moe"), shape("bench-13m"));
+    assert_eq!(experts("bench-moe"), ([8, 512, 2, 2], 0.0));
     let bench = load(Sources::default().preset("bench-13m"));
     assert_eq!(bench.optim.clip.0.map(|norm| norm.get()), Some(1.0));
     assert_eq!((bench.model.norm_eps.get(), bench.model.bias), (1e-5, false));

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::keys::{Keys, Rule, rule, shown};
+use super::mixtral;
 use super::spec::{GptSpec, LlamaSpec, ModelSpec, RopeSpec};
 use super::tensor::Stored;
 
@@ -31,13 +32,14 @@ pub fn parse_config(text: &str, path: &Path) -> Result<ModelSpec, HfError> {
     let map = &object(text, path)?;
     let keys = Keys { path, within: "", map };
     let Some(kind) = keys.get("model_type") else {
-        return Err(keys.missing("model_type", "\"gpt2\" or \"llama\""));
+        return Err(keys.missing("model_type", "\"gpt2\", \"llama\" or \"mixtral\""));
     };
     keys.enforce(COMMON_RULES)?;
     match kind.as_str() {
         Some("gpt2") => parse_gpt(&keys).map(ModelSpec::Gpt),
         Some("llama") => parse_llama(&keys).map(ModelSpec::Llama),
-        _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\"")),
+        Some("mixtral") => mixtral::parse(&keys).map(ModelSpec::Mixtral),
+        _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\", \"mixtral\"")),
     }
 }
 
@@ -117,6 +119,7 @@ pub(super) fn write_config(spec: &ModelSpec, stored: Stored, kept: &KeptKeys) ->
     let mut value = match spec {
         ModelSpec::Gpt(spec) => gpt_json(spec),
         ModelSpec::Llama(spec) => llama_json(spec),
+        ModelSpec::Mixtral(spec) => mixtral::json(spec),
     };
     value["torch_dtype"] = json!(stored.torch_name());
     value["bos_token_id"] = Value::Null;
@@ -171,7 +174,7 @@ const ROPE_KEYS: [&str; 8] = [
     "partial_rotary_factor",
 ];
 
-fn is_false(value: &Value) -> bool {
+pub(super) fn is_false(value: &Value) -> bool {
     value == false
 }
 
@@ -199,7 +202,7 @@ fn parse_gpt(keys: &Keys<'_>) -> Result<GptSpec, HfError> {
     })
 }
 
-fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
+pub(super) fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
     keys.enforce(LLAMA_RULES)?;
     let (width, heads) = (keys.need("hidden_size")?, keys.need("num_attention_heads")?);
     keys.multiple("hidden_size", width, "num_attention_heads", heads)?;
@@ -300,7 +303,7 @@ fn gpt_json(spec: &GptSpec) -> Value {
     })
 }
 
-fn llama_json(spec: &LlamaSpec) -> Value {
+pub(super) fn llama_json(spec: &LlamaSpec) -> Value {
     let scaling = match spec.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),

@@ -55,6 +55,14 @@ impl Keys<'_> {
         })
     }
 
+    /// A size that is 0 if it is not there.
+    pub(super) fn count(&self, key: &str) -> Result<usize, HfError> {
+        match self.get(key).and_then(Value::as_u64) {
+            Some(0) => Ok(0),
+            _ => Ok(self.size(key)?.unwrap_or(0)),
+        }
+    }
+
     pub(super) fn need(&self, key: &str) -> Result<usize, HfError> {
         let size = self.size(key)?;
         size.ok_or_else(|| self.missing(key, "a whole number from 1 to 2^30"))

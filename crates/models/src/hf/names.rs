@@ -4,9 +4,9 @@
 //! GPT-2's are already `[in, out]`, but its query, key and value are concatenated in one tensor.
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
-use super::spec::{GptSpec, LlamaSpec, ModelSpec};
+use super::spec::{GptSpec, LlamaSpec, MixtralSpec, ModelSpec};
 
-/// One of our parameters and where Hugging Face keeps it.
+/// One of our parameters, or one of its matrices, and where Hugging Face keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfParam {
     /// Our name.
@@ -33,6 +33,12 @@ pub enum Storage {
         /// Of how many.
         of: usize,
     },
+    /// The tensor is the transpose of one of its matrices: the first dim counts them. Its other
+    /// matrices have tensors of their own.
+    Matrix {
+        /// Which matrix.
+        number: usize,
+    },
 }
 
 /// The prefixes that a file may leave out: a bare base model is saved without them.
@@ -41,11 +47,13 @@ pub const PREFIXES: [&str; 2] = ["transformer.", "model."];
 /// The tensor that holds the head's weights when it has its own.
 pub const HF_HEAD: &str = "lm_head.weight";
 
-/// Every parameter of a model, in the order in which the model applies them.
+/// Every parameter of a model, in the order in which the model applies them; one that has several
+/// tensors at Hugging Face comes once for each.
 pub fn params(spec: &ModelSpec) -> Vec<HfParam> {
     match spec {
         ModelSpec::Gpt(spec) => gpt(spec),
-        ModelSpec::Llama(spec) => llama(spec),
+        ModelSpec::Llama(spec) => llama(spec, feed_forward),
+        ModelSpec::Mixtral(spec) => llama(&spec.base, |base, layer| mixtral(spec, base, layer)),
     }
 }
 
@@ -54,7 +62,7 @@ pub fn params(spec: &ModelSpec) -> Vec<HfParam> {
 pub fn is_known_buffer(spec: &ModelSpec, hf_name: &str) -> bool {
     let known: &[&str] = match spec {
         ModelSpec::Gpt(_) => &["attn.bias", "attn.masked_bias"],
-        ModelSpec::Llama(_) => &["rotary_emb.inv_freq"],
+        ModelSpec::Llama(_) | ModelSpec::Mixtral(_) => &["rotary_emb.inv_freq"],
     };
     let bare = without_prefix(hf_name);
     known.iter().any(|end| {
@@ -74,6 +82,10 @@ impl HfParam {
         match self.storage {
             Storage::Whole => {}
             Storage::Transposed => shape.reverse(),
+            Storage::Matrix { .. } => {
+                shape.remove(0);
+                shape.reverse();
+            }
             Storage::Part { of, .. } => {
                 if let Some(last) = shape.last_mut() {
                     *last *= of;
@@ -98,8 +110,9 @@ impl HfParam {
     }
 }
 
-fn llama(spec: &LlamaSpec) -> Vec<HfParam> {
-    let (d, f) = (spec.width, spec.ffn);
+/// The parameters of a LLaMA model, whose layers end with those of a feed-forward part.
+fn llama(spec: &LlamaSpec, inner: impl Fn(&LlamaSpec, usize) -> Vec<HfParam>) -> Vec<HfParam> {
+    let d = spec.width;
     let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
     let mut out = vec![HfParam::new("embed", &[spec.vocab, d], "model.embed_tokens.weight")];
     for i in 0..spec.layers {
@@ -107,24 +120,61 @@ fn llama(spec: &LlamaSpec) -> Vec<HfParam> {
             let hf_name = format!("model.layers.{i}.{theirs}.weight");
             HfParam::new(format!("blocks.{i}.{ours}"), &[d], hf_name)
         };
-        let linear = |ours: &str, theirs: &str, from: usize, to: usize| {
-            let hf_name = format!("model.layers.{i}.{theirs}_proj.weight");
-            HfParam::new(format!("blocks.{i}.{ours}"), &[from, to], hf_name).at(Storage::Transposed)
-        };
         out.extend([
             vector("norm1", "input_layernorm"),
-            linear("attn.q", "self_attn.q", d, q),
-            linear("attn.k", "self_attn.k", d, kv),
-            linear("attn.v", "self_attn.v", d, kv),
-            linear("attn.out", "self_attn.o", q, d),
+            linear(i, "attn.q", "self_attn.q_proj", [d, q]),
+            linear(i, "attn.k", "self_attn.k_proj", [d, kv]),
+            linear(i, "attn.v", "self_attn.v_proj", [d, kv]),
+            linear(i, "attn.out", "self_attn.o_proj", [q, d]),
             vector("norm2", "post_attention_layernorm"),
-            linear("mlp.gate", "mlp.gate", d, f),
-            linear("mlp.up", "mlp.up", d, f),
-            linear("mlp.down", "mlp.down", f, d),
         ]);
+        out.extend(inner(spec, i));
     }
     out.push(HfParam::new("norm", &[d], "model.norm.weight"));
     out.extend((!spec.tied).then(|| head(d, spec.vocab)));
+    out
+}
+
+/// A linear layer of a LLaMA block, by its number.
+fn linear(layer: usize, ours: &str, theirs: &str, shape: [usize; 2]) -> HfParam {
+    let hf_name = format!("model.layers.{layer}.{theirs}.weight");
+    HfParam::new(format!("blocks.{layer}.{ours}"), &shape, hf_name).at(Storage::Transposed)
+}
+
+fn feed_forward(spec: &LlamaSpec, layer: usize) -> Vec<HfParam> {
+    swiglu(layer, "mlp", "mlp", [spec.width, spec.ffn]).into()
+}
+
+fn swiglu(layer: usize, ours: &str, theirs: &str, [d, f]: [usize; 2]) -> [HfParam; 3] {
+    [("gate", [d, f]), ("up", [d, f]), ("down", [f, d])].map(|(name, shape)| {
+        linear(layer, &format!("{ours}.{name}"), &format!("{theirs}.{name}_proj"), shape)
+    })
+}
+
+/// Each matrix of each expert is a tensor of its own there; here the experts of a layer are one.
+fn mixtral(spec: &MixtralSpec, base: &LlamaSpec, layer: usize) -> Vec<HfParam> {
+    if !(layer + 1).is_multiple_of(spec.every.max(1)) {
+        return feed_forward(base, layer);
+    }
+    let (d, f, count) = (base.width, spec.expert_ffn, spec.experts);
+    let within = "block_sparse_moe";
+    let router = linear(layer, "experts.router", &format!("{within}.gate"), [d, count]);
+    let mut out = vec![router];
+    for (ours, theirs, rows, columns) in
+        [("gate", "w1", d, f), ("up", "w3", d, f), ("down", "w2", f, d)]
+    {
+        out.extend((0..count).map(|number| {
+            let hf_name = format!("model.layers.{layer}.{within}.experts.{number}.{theirs}.weight");
+            let name = format!("blocks.{layer}.experts.{ours}");
+            HfParam::new(name, &[count, rows, columns], hf_name).at(Storage::Matrix { number })
+        }));
+    }
+    if spec.shared > 0 {
+        out.extend(swiglu(layer, "shared", "mlp.shared_experts", [d, spec.shared * f]));
+    }
+    if spec.residual {
+        out.extend(feed_forward(base, layer));
+    }
     out
 }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::config::read_config;
 use super::error::{ABSENT, HfError};
 use super::file::{LONGEST_HEADER, TensorFile};
-use super::names::{self, HF_HEAD, HfParam};
+use super::names::{self, HF_HEAD, HfParam, Storage};
 use super::spec::ModelSpec;
 use super::tensor::decode;
 use super::view::View;
@@ -25,10 +25,11 @@ use super::weights::{TensorInfo, Weights};
 pub struct ModelFolder {
     spec: ModelSpec,
     files: Vec<TensorFile>,
-    params: BTreeMap<String, Located>,
+    /// The tensors of each parameter, in order.
+    params: BTreeMap<String, Vec<Located>>,
 }
 
-/// A parameter, and the file and tensor that hold it.
+/// A parameter, and the file and tensor that hold it or one of its matrices.
 struct Located {
     param: HfParam,
     file: usize,
@@ -44,7 +45,7 @@ impl ModelFolder {
         let (main, files) = open_files(dir)?;
         let stored = stored_tensors(&files);
         let mut unused: BTreeSet<&str> = stored.keys().map(String::as_str).collect();
-        let mut params = BTreeMap::new();
+        let mut params: BTreeMap<String, Vec<Located>> = BTreeMap::new();
         let mut missing = Vec::new();
         for param in names::params(&spec) {
             let bare = names::without_prefix(&param.hf_name);
@@ -58,7 +59,7 @@ impl ModelFolder {
             unused.remove(name.as_str());
             let dtype = files[file].stored(name)?.dtype();
             let located = Located { file, stored_name: name.clone(), dtype, param };
-            params.insert(located.param.name.clone(), located);
+            params.entry(located.param.name.clone()).or_default().push(located);
         }
         let source = ModelFolder { spec, files, params };
         source.refuse_missing(&main, &missing)?;
@@ -73,7 +74,7 @@ impl ModelFolder {
 
     /// Its parameters, sorted by our names.
     pub fn params(&self) -> impl Iterator<Item = &HfParam> {
-        self.params.values().map(|located| &located.param)
+        self.params.values().flatten().map(|located| &located.param)
     }
 
     /// Bytes of tensors that were read so far, by all threads.
@@ -81,11 +82,16 @@ impl ModelFolder {
         self.files.iter().map(TensorFile::bytes_read).sum()
     }
 
-    fn located(&self, name: &str) -> Result<&Located, HfError> {
-        self.params.get(name).ok_or_else(|| {
+    fn located(&self, name: &str) -> Result<&[Located], HfError> {
+        self.params.get(name).map(Vec::as_slice).ok_or_else(|| {
             let path = &self.files[0].path;
             HfError::tensor(path, name, "no such parameter", "one of the model's")
         })
+    }
+
+    /// A tensor as a parameter of this shape.
+    fn view<'a>(&'a self, part: &'a Located, storage: Storage, shape: &'a [usize]) -> View<'a> {
+        View { file: &self.files[part.file], tensor: &part.stored_name, storage, shape }
     }
 
     fn refuse_missing(&self, main: &Path, missing: &[HfParam]) -> Result<(), HfError> {
@@ -123,7 +129,7 @@ impl ModelFolder {
 
     /// Some writers store a tied head a second time. That is harmless as long as it is the embedding.
     fn check_tied_head(&self, file: &TensorFile) -> Result<(), HfError> {
-        let embed = &self.params["embed"];
+        let embed = &self.params["embed"][0];
         let same_shape = file.shape(HF_HEAD) == Some(&embed.param.shape);
         let embedding = (&self.files[embed.file], embed.stored_name.as_str());
         if same_shape && same_values((file, HF_HEAD), embedding, &embed.param.shape)? {
@@ -137,11 +143,11 @@ impl ModelFolder {
 
 impl Weights for ModelFolder {
     fn layouts(&self) -> Vec<TensorInfo> {
-        self.params.values().map(Located::layout).collect()
+        self.params.values().map(|parts| parts[0].layout()).collect()
     }
 
     fn layout(&self, name: &str) -> Result<TensorInfo, HfError> {
-        Ok(self.located(name)?.layout())
+        Ok(self.located(name)?[0].layout())
     }
 
     fn read_ranges(
@@ -150,10 +156,39 @@ impl Weights for ModelFolder {
         ranges: &[Range<usize>],
         dtype: DType,
     ) -> Result<Vec<u8>, HfError> {
-        let Located { param, file, stored_name, .. } = self.located(name)?;
-        let (file, tensor) = (&self.files[*file], stored_name.as_str());
-        View { file, tensor, storage: param.storage, shape: &param.shape }.read(ranges, dtype)
+        let parts = self.located(name)?;
+        let shape = &parts[0].param.shape;
+        if !matches!(parts[0].param.storage, Storage::Matrix { .. }) {
+            return self.view(&parts[0], parts[0].param.storage, shape).read(ranges, dtype);
+        }
+        let mut out = Vec::new();
+        for (number, ranges) in by_matrix(ranges, shape[1..].iter().product()) {
+            let part = parts.get(number).ok_or_else(|| {
+                let (path, found) = (&self.files[0].path, format!("{} matrices", parts.len()));
+                HfError::tensor(path, name, found, format!("matrix {number}"))
+            })?;
+            out.extend(self.view(part, Storage::Transposed, &shape[1..]).read(&ranges, dtype)?);
+        }
+        Ok(out)
     }
+}
+
+/// The same elements as ranges of each matrix, by its number; neighbours in one matrix are together.
+fn by_matrix(ranges: &[Range<usize>], size: usize) -> Vec<(usize, Vec<Range<usize>>)> {
+    let mut out: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
+    for range in ranges.iter().filter(|_| size > 0) {
+        let mut from = range.start;
+        while from < range.end {
+            let (number, end) = (from / size, range.end.min((from / size + 1) * size));
+            let own = from - number * size..end - number * size;
+            match out.last_mut().filter(|(last, _)| *last == number) {
+                Some((_, pieces)) => pieces.push(own),
+                None => out.push((number, vec![own])),
+            }
+            from = end;
+        }
+    }
+    out
 }
 
 impl Located {
@@ -277,4 +312,20 @@ fn check_shape(file: &TensorFile, name: &str, param: &HfParam) -> Result<(), HfE
         format!("shape {found:?}"),
         format!("shape {expected:?}, as config.json says"),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_matrices_end() {
+        let all = |range: Range<usize>| vec![range];
+        assert_eq!(
+            by_matrix(&[2..3, 4..13], 6),
+            [(0, vec![2..3, 4..6]), (1, all(0..6)), (2, all(0..1))]
+        );
+        assert_eq!(by_matrix(&[7..8, 0..1], 6), [(1, all(1..2)), (0, all(0..1))]);
+        assert_eq!(by_matrix(&[3..3, 9..9], 6), []);
+    }
 }

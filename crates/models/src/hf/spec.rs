@@ -9,6 +9,8 @@ pub enum ModelSpec {
     Gpt(GptSpec),
     /// RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases.
     Llama(LlamaSpec),
+    /// The same with experts in place of the feed-forward part.
+    Mixtral(MixtralSpec),
 }
 
 /// The sizes of a GPT-2 model. Its activation is GELU in the tanh form.
@@ -59,6 +61,27 @@ pub struct LlamaSpec {
     pub tied: bool,
 }
 
+/// The sizes of a LLaMA model with experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixtralSpec {
+    /// What it has in common with LLaMA; `ffn` is the inner width of layers without experts.
+    pub base: LlamaSpec,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts that each token takes.
+    pub top_k: usize,
+    /// Inner width of an expert.
+    pub expert_ffn: usize,
+    /// Layer `i`, counted from 1, has experts if this divides `i`. Hugging Face knows 1 alone.
+    pub every: usize,
+    /// Experts besides that every token takes; none at Hugging Face.
+    pub shared: usize,
+    /// Whether the dense part of a layer stays, and experts add to it; not so at Hugging Face.
+    pub residual: bool,
+    /// Whether the gates of a token add up to one, as at Hugging Face.
+    pub normalised: bool,
+}
+
 /// Rotary positions: how fast each pair of a head's elements rotates with the position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
@@ -76,11 +99,30 @@ impl RopeSpec {
 }
 
 impl ModelSpec {
+    /// Size of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        match self {
+            ModelSpec::Gpt(spec) => spec.vocab,
+            ModelSpec::Llama(spec) => spec.vocab,
+            ModelSpec::Mixtral(spec) => spec.base.vocab,
+        }
+    }
+
+    /// Longest sequence.
+    pub fn context(&self) -> usize {
+        match self {
+            ModelSpec::Gpt(spec) => spec.context,
+            ModelSpec::Llama(spec) => spec.context,
+            ModelSpec::Mixtral(spec) => spec.base.context,
+        }
+    }
+
     /// Whether the head reads the embedding instead of its own weights.
     pub fn tied(&self) -> bool {
         match self {
             ModelSpec::Gpt(spec) => spec.tied,
             ModelSpec::Llama(spec) => spec.tied,
+            ModelSpec::Mixtral(spec) => spec.base.tied,
         }
     }
 }

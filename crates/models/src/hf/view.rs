@@ -64,7 +64,7 @@ impl View<'_> {
                 let (row, col) = (element / share, element % share);
                 ((row * of + part) * share + col, share - col)
             }
-            Storage::Whole | Storage::Transposed => (element, usize::MAX),
+            Storage::Whole | Storage::Transposed | Storage::Matrix { .. } => (element, usize::MAX),
         }
     }
 

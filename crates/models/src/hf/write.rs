@@ -11,6 +11,7 @@ use phalanx_sys::{Staged, SysError};
 use super::config::{KeptKeys, parse_config, write_config};
 use super::error::HfError;
 use super::file::{self, Entry, Unwritten};
+use super::mixtral;
 use super::names::{self, HfParam, Storage};
 use super::spec::ModelSpec;
 use super::tensor::{Stored, WeightTensor};
@@ -33,6 +34,9 @@ pub fn save(
         let expected = "f64, f32, bf16 or f16";
         return Err(HfError::key(&config_path, "torch_dtype", dtype.name(), expected));
     };
+    if let ModelSpec::Mixtral(spec) = spec {
+        mixtral::exchangeable(spec, &config_path)?;
+    }
     let config = write_config(spec, stored, kept);
     // A model that could not be read back must not be written: the reader checks which models are
     // possible.
@@ -82,7 +86,8 @@ impl Writer<'_> {
     fn group(&mut self, group: &[&HfParam]) -> Result<(), Unwritten> {
         match group[0].storage {
             Storage::Whole => self.whole(group[0]),
-            Storage::Transposed => self.transposed(group[0]),
+            Storage::Transposed => self.transposed(group[0], 0),
+            Storage::Matrix { number } => self.transposed(group[0], number),
             Storage::Part { .. } => self.side_by_side(group),
         }
     }
@@ -115,11 +120,12 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Reads the whole parameter, in its own element type: its columns become rows, and reading a
+    /// Reads a whole matrix of the parameter, in its own element type: its columns become rows, and reading a
     /// few columns at a time would read every page of the file many times.
-    fn transposed(&mut self, param: &HfParam) -> Result<(), Unwritten> {
-        let (rows, cols) = (param.shape[0], param.shape[1]);
-        let (dtype, bytes) = self.bytes(param, 0..rows * cols)?;
+    fn transposed(&mut self, param: &HfParam, number: usize) -> Result<(), Unwritten> {
+        let [.., rows, cols] = param.shape[..] else { return self.whole(param) };
+        let size = rows * cols;
+        let (dtype, bytes) = self.bytes(param, number * size..(number + 1) * size)?;
         let mut row = vec![0; rows * dtype.size()];
         for col in 0..cols {
             gather(dtype.size(), &bytes, col, cols, &mut row);

@@ -3,9 +3,29 @@
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Init, Model, Role, verify};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, names};
-use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Mlp, Purpose, port};
+use phalanx_models::{
+    Architecture, AuxScope, BatchShape, Experts, Gpt, Llama, Mlp, Purpose, Router, port,
+};
 
 pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 8 };
+
+/// Every second layer has experts.
+pub(crate) fn small_mixture() -> Llama {
+    let experts = Experts {
+        count: 3,
+        router: Router::TopK { k: 2 },
+        capacity: Some(1.0),
+        group: Some(4),
+        ffn: 6,
+        every: 2,
+        shared: 2,
+        residual: true,
+        aux_loss: 0.1,
+        aux_scope: AuxScope::Group,
+        z_loss: 0.1,
+    };
+    Llama { experts: Some(experts), ..small_llama() }
+}
 
 /// LLaMA style with sizes that are all different.
 pub(crate) fn small_llama() -> Llama {
@@ -104,20 +124,28 @@ fn parameters_are_those_that_weights_are_imported_by() {
         m.spec.tied = false;
         m
     };
-    let all: [&dyn Architecture; 4] =
-        [&small_llama(), &tied(small_llama()), &small_gpt(), &untied(small_gpt())];
+    let all: [&dyn Architecture; 5] = [
+        &small_llama(),
+        &tied(small_llama()),
+        &small_gpt(),
+        &untied(small_gpt()),
+        &small_mixture(),
+    ];
     for architecture in all {
-        let expected: Vec<(String, Vec<usize>)> = names::params(&architecture.spec().unwrap())
+        let mut expected: Vec<(String, Vec<usize>)> = names::params(&architecture.spec().unwrap())
             .into_iter()
             .map(|p| (p.name, p.shape))
             .collect();
+        // The matrices of a parameter follow one another.
+        expected.dedup();
         assert_eq!(named_shapes(&build(architecture, Purpose::Train)), expected);
     }
 }
 
 #[test]
 fn every_model_verifies_for_every_purpose_and_precision() {
-    let all: [&dyn Architecture; 3] = [&small_llama(), &small_gpt(), &small_mlp()];
+    let all: [&dyn Architecture; 4] =
+        [&small_llama(), &small_gpt(), &small_mlp(), &small_mixture()];
     for architecture in all {
         let trained = named_shapes(&build(architecture, Purpose::Train));
         for compute in [DType::F64, DType::F32, DType::Bf16] {

@@ -1,13 +1,16 @@
 //! Configurations: both spellings of rotary settings, and everything that is refused.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use phalanx_ir::DType;
 use phalanx_models::hf::{
-    GptSpec, HfError, LlamaSpec, ModelSpec, RopeScaling, parse_config, read_config,
+    GptSpec, HfError, KeptKeys, LlamaSpec, MixtralSpec, ModelSpec, RopeScaling, WeightTensor,
+    config_text, parse_config, read_config, save,
 };
 use serde_json::{Value, json};
 
-use crate::fixtures::{case, error, numbers, read_raw, root};
+use crate::fixtures::{case, error, numbers, read_raw, root, scratch};
 
 fn parse(value: &Value) -> Result<ModelSpec, HfError> {
     parse_config(&value.to_string(), Path::new("dir/config.json"))
@@ -239,5 +242,44 @@ fn impossible_values_are_refused() {
     for text in ["", "[]", "{\"model_type\": \"llama\",", "\u{0}"] {
         let refused = parse_config(text, Path::new("c.json"));
         assert!(matches!(refused, Err(HfError::Corrupt { .. })), "{text}");
+    }
+}
+
+#[test]
+fn what_mixtral_cannot_say_is_neither_read_nor_written() {
+    let mut config = llama_config();
+    for (key, value) in [
+        ("model_type", json!("mixtral")),
+        ("num_local_experts", json!(4)),
+        ("num_experts_per_tok", json!(2)),
+    ] {
+        config[key] = value;
+    }
+    let Ok(ModelSpec::Mixtral(spec)) = parse(&config) else { panic!("{config}") };
+    assert_eq!((spec.experts, spec.top_k, spec.expert_ffn, spec.every), (4, 2, 36, 1));
+    for (key, value, said) in [
+        ("num_experts_per_tok", json!(5), "at most `num_local_experts` = 4"),
+        ("num_local_experts", json!(null), "a whole number"),
+        ("router_jitter_noise", json!(0.1), "router_jitter_noise"),
+        ("sliding_window", json!(4096), "sliding_window"),
+    ] {
+        let mut other = config.clone();
+        other[key] = value;
+        let text = parse(&other).unwrap_err().to_string();
+        assert!(text.contains(key) && text.contains(said), "{text}");
+    }
+    // A run may have more; its weights say so, and a folder of Mixtral refuses it.
+    for other in [
+        MixtralSpec { every: 2, ..spec.clone() },
+        MixtralSpec { shared: 1, ..spec.clone() },
+        MixtralSpec { residual: true, ..spec.clone() },
+        MixtralSpec { normalised: false, top_k: 1, ..spec.clone() },
+    ] {
+        let other = ModelSpec::Mixtral(other);
+        let path = Path::new("dir/config.json");
+        assert_eq!(parse_config(&config_text(&other), path).unwrap(), other);
+        let (none, kept) = (BTreeMap::<String, WeightTensor>::new(), KeptKeys::default());
+        let refused = save(&scratch("unsaid"), &other, &none, DType::F32, &kept).unwrap_err();
+        assert!(matches!(refused, HfError::Unsupported { .. }), "{refused}");
     }
 }

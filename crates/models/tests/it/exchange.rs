@@ -52,7 +52,7 @@ fn a_model_survives_export_and_import() {
 /// `transformers` wrote these files; ours must hold the same tensors, bit for bit.
 #[test]
 fn exported_tensors_are_those_that_transformers_wrote() {
-    for name in ["gpt2", "llama_tied", "llama_rope_new"] {
+    for name in ["gpt2", "llama_tied", "llama_rope_new", "mixtral"] {
         let loaded = load(&case(name)).unwrap();
         let dir = scratch(&format!("same-{name}"));
         save(&dir, &loaded.spec, &loaded.tensors, DType::F32, &KeptKeys::default()).unwrap();

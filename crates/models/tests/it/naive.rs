@@ -7,7 +7,8 @@ use crate::fixtures::{CASES, Loaded, case, error, load, numbers, read_raw};
 
 #[test]
 fn loaded_weights_reproduce_the_logits() {
-    for name in CASES {
+    // A mixture's loop over tokens is that of the reference interpreter; `oracle.rs` has its logits.
+    for name in CASES.into_iter().filter(|name| *name != "mixtral") {
         let loaded = load(&case(name)).unwrap();
         let (shape, ids) = numbers(&read_raw(&case(name).join("oracle.safetensors")), "ids");
         let oracle = read_raw(&case(name).join("oracle_f64.safetensors"));
@@ -54,6 +55,7 @@ fn logits(model: &Loaded, ids: &[usize]) -> Rows {
             eps: s.norm_eps,
             gpt: false,
         },
+        ModelSpec::Mixtral(spec) => panic!("{spec:?} is not written out here"),
     };
     net.forward(ids)
 }

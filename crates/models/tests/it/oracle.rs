@@ -9,7 +9,7 @@ use phalanx_cuda::CudaEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::ModelSpec;
-use phalanx_models::{Architecture, BatchShape, Gpt, Llama, port};
+use phalanx_models::{Architecture, AuxScope, BatchShape, Experts, Gpt, Llama, Router, port};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::Compiled;
 use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
@@ -149,6 +149,22 @@ impl<'a> Case<'a> {
         match &self.loaded.spec {
             ModelSpec::Gpt(spec) => Box::new(Gpt::new(spec.clone())),
             ModelSpec::Llama(spec) => Box::new(Llama::new(spec.clone())),
+            ModelSpec::Mixtral(spec) => {
+                let experts = Experts {
+                    count: spec.experts,
+                    router: Router::TopK { k: spec.top_k },
+                    capacity: None,
+                    group: None,
+                    ffn: spec.expert_ffn,
+                    every: spec.every,
+                    shared: 0,
+                    residual: false,
+                    aux_loss: self.record["aux_loss"].as_f64().unwrap(),
+                    aux_scope: AuxScope::MicroBatch,
+                    z_loss: 0.0,
+                };
+                Box::new(Llama { experts: Some(experts), ..Llama::new(spec.base.clone()) })
+            }
         }
     }
 

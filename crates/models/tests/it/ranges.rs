@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use phalanx_ir::DType;
 use phalanx_models::hf::names::{self, HfParam, Storage};
 use phalanx_models::hf::{
-    GptSpec, KeptKeys, LlamaSpec, ModelFolder, ModelSpec, Params, RopeScaling, RopeSpec,
-    WeightTensor, Weights, save,
+    GptSpec, KeptKeys, LlamaSpec, MixtralSpec, ModelFolder, ModelSpec, Params, RopeScaling,
+    RopeSpec, WeightTensor, Weights, save,
 };
 
 use crate::fixtures::scratch;
 use crate::params::save_params;
 
 /// Models whose larger tensors are longer than any buffer on the way.
-fn specs() -> [ModelSpec; 2] {
+fn specs() -> [ModelSpec; 3] {
     let llama = LlamaSpec {
         layers: 1,
         width: 192,
@@ -40,7 +40,18 @@ fn specs() -> [ModelSpec; 2] {
         norm_eps: 1e-5,
         tied: true,
     };
-    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt)]
+    let small = LlamaSpec { vocab: 99, ..llama.clone() };
+    let mixtral = MixtralSpec {
+        base: LlamaSpec { ffn: 70, ..small },
+        experts: 3,
+        top_k: 2,
+        expert_ffn: 70,
+        every: 1,
+        shared: 0,
+        residual: false,
+        normalised: true,
+    };
+    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt), ModelSpec::Mixtral(mixtral)]
 }
 
 /// Every value of a model differs from its neighbours, in every precision.
@@ -55,7 +66,11 @@ fn tensors(spec: &ModelSpec) -> BTreeMap<String, WeightTensor> {
 }
 
 fn folder(spec: &ModelSpec, stored: DType) -> PathBuf {
-    let kind = if matches!(spec, ModelSpec::Gpt(_)) { "gpt" } else { "llama" };
+    let kind = match spec {
+        ModelSpec::Gpt(_) => "gpt",
+        ModelSpec::Llama(_) => "llama",
+        ModelSpec::Mixtral(_) => "mixtral",
+    };
     let dir = scratch(&format!("ranges-{kind}-{stored}"));
     save(&dir, spec, &tensors(spec), stored, &KeptKeys::default()).unwrap();
     dir
@@ -116,7 +131,8 @@ fn every_range_has_the_values_of_the_whole_in_every_type() {
     }
 }
 
-/// Exactly the bytes that were asked for; of a transposed tensor, at most two rows of ours more.
+/// Exactly the bytes that were asked for; of a transposed tensor, at most two rows of ours more,
+/// and of several matrices as much of each.
 #[test]
 fn a_range_reads_its_own_bytes() {
     let size = 2;
@@ -131,6 +147,7 @@ fn a_range_reads_its_own_bytes() {
                 let own = size * ranges.iter().map(Range::len).sum::<usize>();
                 let most = match storage {
                     Storage::Transposed => own + 2 * size * shape[1],
+                    Storage::Matrix { .. } => own + 2 * size * shape[0] * shape[2],
                     Storage::Whole | Storage::Part { .. } => own,
                 };
                 assert!((own..=most).contains(&read), "{name}: {read} bytes for {own}");

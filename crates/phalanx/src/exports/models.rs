@@ -150,6 +150,8 @@ pub use phalanx_models::hf::WeightTensor;
 /// show them.
 #[doc(inline)]
 pub use phalanx_models::hf::{GptSpec, HfError, LlamaSpec, RopeScaling, RopeSpec};
+/// Experts in place of a [`Llama`]'s feed-forward part: set its field `experts`.
+pub use phalanx_models::{AuxScope, Experts, Router};
 /// What a model is built for, in [`Architecture`]: samples, tokens of each, and the purpose.
 #[doc(inline)]
 pub use phalanx_models::{BatchShape, Purpose};

@@ -150,10 +150,12 @@ impl Columns {
                 // ranks.
                 self.params.insert(instr.inputs[0], Part { dim: 0, room: None });
             }
-            (Op::Matmul(m), Some(1)) if rank(instr.inputs[1]) == 2 => {
+            // The weights of experts are a batch of matrices.
+            (Op::Matmul(m), Some(1)) if matches!(rank(instr.inputs[1]), 2 | 3) => {
                 let (x, w) = (instr.inputs[0], instr.inputs[1]);
-                let inner = m.spec.letters()[1].find(|c| !m.spec.letters()[2].contains(c));
-                let Some(rows) = inner else { return };
+                let [of_x, of_w, of_out] = m.spec.letters();
+                let Some(rows) = of_w.find(|c| !of_out.contains(c)) else { return };
+                let Some(columns) = of_w.find(|c| !of_x.contains(c)) else { return };
                 let flows = flow(program, out);
                 let ends =
                     !flows.iter().any(|&v| is_multiplied(program, v) || leaves_flat(program, v));
@@ -161,7 +163,7 @@ impl Columns {
                     self.params.insert(w, Part { dim: rows, room: None });
                 } else if !ends {
                     let room = kv_heads(program, out);
-                    self.params.insert(w, Part { dim: 1 - rows, room });
+                    self.params.insert(w, Part { dim: columns, room });
                     self.sharded.insert(out, rank(out) - 1);
                 }
             }

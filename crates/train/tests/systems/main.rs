@@ -9,6 +9,7 @@ mod context;
 mod data_parallel;
 mod ddp;
 mod delays;
+mod experts;
 mod foreign;
 mod fsdp;
 mod gpu;

@@ -1,0 +1,228 @@
+//! A feed-forward part of many experts, of which each token takes a few: GShard (Lepikhin et al.,
+//! 2020), Switch (Fedus et al., 2021), and the normalised gates of Mixtral (Jiang et al., 2024).
+//!
+//! Tokens come in groups. In each group every expert has `capacity` places, first choices are
+//! placed before second ones, and a token without a place is carried by the residual stream alone.
+//! The groups belong to the model, so the same tokens are dropped on any number of ranks. Probabilities
+//! and gates are computed in the accumulator type, also where everything else has 16 bits.
+//!
+//! Costs: products of `experts · capacity` rows for each group, which is `top_k · capacity factor` per
+//! token; without dropping, a place for every token at every expert.
+
+use phalanx_ir::ops::Matmul;
+use phalanx_ir::{Builder, IrError, Tensor};
+
+use crate::architecture::{BatchShape, Purpose, port};
+use crate::check::Check;
+
+/// The experts of a model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Experts {
+    /// How many there are in a layer.
+    pub count: usize,
+    /// How a token chooses.
+    pub router: Router,
+    /// Places of each expert, as a multiple of its even share; `None`: nobody is dropped.
+    pub capacity: Option<f64>,
+    /// Tokens that share places; `None`: a sequence.
+    pub group: Option<usize>,
+    /// Inner width of an expert.
+    pub ffn: usize,
+    /// Layer `i`, counted from 1, has experts if this divides `i`; the others are dense.
+    pub every: usize,
+    /// Experts besides, of the same width, that every token takes (DeepSeekMoE).
+    pub shared: usize,
+    /// Whether the dense part stays, and experts add to it (the residual experts of DeepSpeed-MoE).
+    pub residual: bool,
+    /// How much the balancing loss counts.
+    pub aux_loss: f64,
+    /// What the balancing loss is taken over.
+    pub aux_scope: AuxScope,
+    /// How much the squared log-sum-exp of the router's logits counts.
+    pub z_loss: f64,
+}
+
+/// How a token chooses its experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Router {
+    /// The likeliest one, times its probability.
+    Switch,
+    /// The `k` likeliest, with gates that add up to one.
+    TopK {
+        /// How many each token takes.
+        k: usize,
+    },
+}
+
+impl Router {
+    /// How many experts a token takes.
+    pub fn choices(self) -> usize {
+        match self {
+            Router::Switch => 1,
+            Router::TopK { k } => k,
+        }
+    }
+}
+
+/// The tokens whose load and probabilities meet in one balancing loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AuxScope {
+    /// A group.
+    Group,
+    /// All tokens of a micro-batch, on all ranks.
+    MicroBatch,
+}
+
+/// How many tokens and places a group has.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    groups: usize,
+    tokens: usize,
+    capacity: usize,
+}
+
+impl Experts {
+    /// Whether a layer, counted from zero, has experts.
+    pub(crate) fn has(&self, layer: usize) -> bool {
+        (layer + 1).is_multiple_of(self.every)
+    }
+
+    /// The feed-forward part: `x` is `[batch, seq, width]`, and so is the result.
+    pub(crate) fn apply<'b>(
+        &self,
+        b: &'b Builder,
+        x: Tensor<'b>,
+        BatchShape { batch, seq }: BatchShape,
+        purpose: Purpose,
+    ) -> Tensor<'b> {
+        let (count, ffn, width) = (self.count, self.ffn, x.shape()[2]);
+        let places = self.places(seq, purpose);
+        let Places { groups, tokens, capacity } = places;
+        let x = x.reshape([batch, groups, tokens, width]);
+        let logits = self.logits(b, x);
+        let chances = logits.softmax();
+        let (gates, index) = chances.top_k(self.router.choices());
+        let gates = match self.router {
+            Router::Switch => gates,
+            Router::TopK { k } => {
+                let total = gates.sum(&[3]).broadcast([batch, groups, tokens, k], &[3]);
+                gates / total
+            }
+        };
+        if purpose == Purpose::Train {
+            self.balance(b, chances, index, places);
+            self.restrain(b, logits, seq);
+        }
+        let slot = index.assign(count, capacity, None);
+        let rows = x.dispatch(slot, count, capacity);
+        let gate = rows.einsum(b.param("experts.gate", [count, width, ffn]), "ebncd,edf->ebncf");
+        let up = rows.einsum(b.param("experts.up", [count, width, ffn]), "ebncd,edf->ebncf");
+        let down = b.param("experts.down", [count, ffn, width]);
+        let rows = (gate.silu() * up).einsum(down, "ebncf,efd->ebncd");
+        rows.combine(slot, gates).reshape([batch, seq, width])
+    }
+
+    /// The inner width of the experts that every token takes, if there are some.
+    pub(crate) fn shared_ffn(&self) -> Option<usize> {
+        (self.shared > 0).then_some(self.shared * self.ffn)
+    }
+
+    /// The router's product, of which nothing is rounded to 16 bits.
+    fn logits<'b>(&self, b: &'b Builder, x: Tensor<'b>) -> Tensor<'b> {
+        let router = b.param("experts.router", [x.shape()[3], self.count]);
+        let spec = "bntd,de->bnte".parse().expect("a product of two tensors");
+        b.apply(Matmul { spec, out: x.dtype().accumulator(), add: false }, &[x, router])
+    }
+
+    /// Adds the balancing loss, experts · Σ f·p: f is an expert's share of the choices and p its mean
+    /// probability. It is 1 where both are even. Counts have no gradient, probabilities do.
+    ///
+    /// Switch counts the one choice of a token; of several, all count.
+    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, index: Tensor<'b>, places: Places) {
+        if self.aux_loss == 0.0 {
+            return;
+        }
+        let (batch, choices) = (chances.shape()[0], self.router.choices());
+        let (load, chance) = (index.histogram(self.count, 1, chances.dtype()), chances.sum(&[2]));
+        // A loss for each group of a sample, or one for all: of how many tokens, and how much of the
+        // mean over samples it is.
+        let (load, chance, tokens, weight) = match self.aux_scope {
+            AuxScope::Group => (load, chance, places.tokens, 1.0 / places.groups as f64),
+            AuxScope::MicroBatch => {
+                let tokens = batch * places.groups * places.tokens;
+                (load.sum(&[0, 1]), chance.sum(&[0, 1]), tokens, batch as f64)
+            }
+        };
+        let shares = (tokens * choices) as f64 * tokens as f64;
+        let scale = self.aux_loss * weight * self.count as f64 / shares;
+        let total = (load * chance).sum_all().scale(scale);
+        b.loss("aux", total * b.scalar(port::INV_SAMPLES));
+    }
+
+    /// Adds the z-loss: the mean over tokens of the squared log-sum-exp of their logits.
+    fn restrain<'b>(&self, b: &'b Builder, logits: Tensor<'b>, seq: usize) {
+        if self.z_loss == 0.0 {
+            return;
+        }
+        let shape = logits.shape();
+        // −log p of the likeliest expert, plus its logit.
+        let (most, index) = logits.top_k(1);
+        let rows = [shape[0], shape[1], shape[2]];
+        let total = logits.cross_entropy(index.reshape(rows)) + most.reshape(rows);
+        let mean = total.square().sum_all().scale(self.z_loss / seq as f64);
+        b.loss("z", mean * b.scalar(port::INV_SAMPLES));
+    }
+
+    /// Where logits of any sequence are wanted, nobody is dropped: a place that a later token's
+    /// first choice takes from an earlier one's second would show the future.
+    fn places(&self, seq: usize, purpose: Purpose) -> Places {
+        let tokens = self.tokens(seq, purpose);
+        let even = self.router.choices() as f64 * tokens as f64 / self.count as f64;
+        // Nobody chooses an expert twice, so no expert needs more places than there are tokens.
+        let capacity = match self.capacity.filter(|_| purpose != Purpose::Predict) {
+            Some(factor) => ((factor * even).ceil() as usize).clamp(1, tokens.max(1)),
+            None => tokens,
+        };
+        Places { groups: seq / tokens.max(1), tokens, capacity }
+    }
+
+    /// Tokens of a group: a sequence that is shorter than a group is one.
+    fn tokens(&self, seq: usize, purpose: Purpose) -> usize {
+        match purpose {
+            Purpose::Predict => seq,
+            _ => self.group.unwrap_or(seq).min(seq),
+        }
+    }
+
+    pub(crate) fn check(
+        &self,
+        check: &Check,
+        width: usize,
+        BatchShape { batch, seq }: BatchShape,
+        purpose: Purpose,
+    ) -> Result<(), IrError> {
+        let (count, k) = (self.count, self.router.choices());
+        let (experts, ffn) = (("experts", count), ("expert_ffn", self.ffn));
+        let group = self.group.unwrap_or(seq);
+        check.sizes(&[experts, ffn, ("top_k", k), ("moe_every", self.every), ("group", group)])?;
+        check.that(k <= count, || {
+            format!(
+                "top_k = {k} of experts = {count}: a token takes an expert once; at most {count}"
+            )
+        })?;
+        check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
+        if let Some(factor) = self.capacity {
+            check.positive("capacity", factor)?;
+        }
+        for (name, value) in [("aux_loss", self.aux_loss), ("z_loss", self.z_loss)] {
+            check.that(value.is_finite() && value >= 0.0, || {
+                format!("{name} = {value}: it must be a finite number of at least 0")
+            })?;
+        }
+        let Places { groups, capacity, .. } = self.places(seq, purpose);
+        let places = ("places", batch * groups * capacity);
+        check.tensor(&[experts, ("width", width), ffn])?;
+        check.tensor(&[experts, places, ("width", width)])?;
+        check.tensor(&[experts, places, ffn])
+    }
+}

@@ -1,0 +1,65 @@
+//! The experts that a configuration describes.
+
+use phalanx_config::{AuxScopeKind, ModelConfig, RouterKind};
+use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
+use phalanx_models::{AuxScope, Experts, Router};
+
+/// The specification of a model that may have experts.
+pub(super) fn spec(config: &ModelConfig, base: LlamaSpec) -> ModelSpec {
+    if !config.has_experts() {
+        return ModelSpec::Llama(base);
+    }
+    ModelSpec::Mixtral(MixtralSpec {
+        base,
+        experts: config.experts,
+        top_k: config.top_k.get(),
+        expert_ffn: config.expert_ffn.get(),
+        every: config.moe_every.get(),
+        shared: config.shared_experts,
+        residual: config.residual_experts,
+        normalised: config.router != RouterKind::Switch,
+    })
+}
+
+/// The experts of a specification, with the settings that it does not have.
+pub(super) fn of(config: &ModelConfig, spec: &MixtralSpec) -> Experts {
+    Experts {
+        count: spec.experts,
+        router: match spec.normalised {
+            true => Router::TopK { k: spec.top_k },
+            false => Router::Switch,
+        },
+        capacity: Some(config.capacity.get()).filter(|factor| *factor > 0.0),
+        group: Some(config.group.get()),
+        ffn: spec.expert_ffn,
+        every: spec.every,
+        shared: spec.shared,
+        residual: spec.residual,
+        aux_loss: config.aux_loss.get(),
+        aux_scope: match config.aux_scope {
+            AuxScopeKind::Group => AuxScope::Group,
+            AuxScopeKind::MicroBatch => AuxScope::MicroBatch,
+        },
+        z_loss: config.z_loss.get(),
+    }
+}
+
+/// The keys of experts, with the values of a model folder.
+pub(super) fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
+    match spec {
+        ModelSpec::Gpt(_) => vec![],
+        ModelSpec::Llama(_) => vec![("model.experts", "0".to_owned())],
+        ModelSpec::Mixtral(s) => {
+            let router = if s.normalised { "top-k" } else { "switch" };
+            vec![
+                ("model.experts", s.experts.to_string()),
+                ("model.router", router.to_owned()),
+                ("model.top_k", s.top_k.to_string()),
+                ("model.expert_ffn", s.expert_ffn.to_string()),
+                ("model.moe_every", s.every.to_string()),
+                ("model.shared_experts", s.shared.to_string()),
+                ("model.residual_experts", s.residual.to_string()),
+            ]
+        }
+    }
+}
