@@ -74,6 +74,10 @@ bench() { # name, preset, settings...
     row "step: $name" ok "$(printf '%.1f ms, %.0f tok/s, %.1f%% MFU, %.1f GiB, first step after %.1f s' \
       "$(field median_ms "$log")" "$(field tokens_per_s "$log")" "$(awk "BEGIN { print 100 * $(field mfu "$log") }")" \
       "$(awk "BEGIN { print $(field peak_device_bytes "$log") / 2^30 }")" "$(field start_s "$log")")"
+    local off
+    off=$(awk "BEGIN { d = $(field planned_device_bytes "$log") / $(field peak_device_bytes "$log") - 1; printf \"%.2f\", 100 * (d < 0 ? -d : d) }")
+    awk "BEGIN { exit !($off <= 1) }" && row "memory: $name" ok "planned and taken differ by $off%" ||
+      row "memory: $name" FAILED "planned and taken differ by $off%; at most 1%"
   else
     row "step: $name" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
   fi

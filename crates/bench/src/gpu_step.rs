@@ -30,7 +30,7 @@ pub struct GpuStepBench {
     pub mfu: Option<f64>,
     /// Bytes that the driver gave to this run: arenas, the libraries' workspaces, kernels.
     pub peak_device_bytes: u64,
-    /// Bytes of the arenas and workspaces alone.
+    /// Bytes of arenas and workspaces as they were planned before any rank began.
     pub planned_device_bytes: u64,
     /// Seconds until the first step had ended, compilation included.
     pub start_s: f64,
@@ -60,7 +60,6 @@ pub fn gpu_step(loaded: &Loaded) -> Result<GpuStepBench> {
         }
     }
     let after = host::gpu()?;
-    let beside: usize = session.measure()?.iter().map(|rank| rank.scratch_bytes).sum();
     let ranks = lowered.ranks();
     let median = median(&mut times);
     let flops = session.flops_per_step() as f64 / median;
@@ -73,7 +72,7 @@ pub fn gpu_step(loaded: &Loaded) -> Result<GpuStepBench> {
         tflops: flops / 1e12,
         mfu: after.bf16_rate.filter(|_| bf16).map(|peak| flops / peak),
         peak_device_bytes: before.free.saturating_sub(after.free) as u64,
-        planned_device_bytes: (session.arena() + beside) as u64,
+        planned_device_bytes: session.planned_bytes(ranks) as u64,
         start_s,
         ranks,
     })

@@ -24,6 +24,13 @@ pub trait Requirements: Send + Sync {
         Vec::new()
     }
 
+    /// Bytes of the device's memory that an engine keeps outside of its arena to run a program, such as a
+    /// workspace of a library. Programs share it: several need as much as the one that needs most.
+    fn beside(&self, program: &Program) -> usize {
+        let _ = program;
+        0
+    }
+
     /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs: the
     /// kernel's own, followed by the numbers that ranks exchange inside the op.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize {

@@ -182,7 +182,7 @@ impl Engine for CudaEngine {
     }
 
     fn requirements(&self) -> Arc<dyn Requirements> {
-        Arc::new(CudaRequirements)
+        Arc::new(CudaRequirements { attention_library: self.attention.is_some() })
     }
 
     fn compile(

@@ -7,7 +7,8 @@ mod scaled;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use phalanx_ir::DType;
+use phalanx_ir::ops::AttentionKind;
+use phalanx_ir::{DType, Instr, Op, Program};
 
 use crate::error::CudaError;
 use crate::kernels::is_narrow;
@@ -30,6 +31,46 @@ pub(crate) struct FusedShape {
 }
 
 impl FusedShape {
+    /// The attention of an instruction, if the library may compute it on ranks without padding: in bf16 or
+    /// f16, causal over whole sequences, without dropout.
+    pub(crate) fn of(program: &Program, instr: &Instr) -> Option<Self> {
+        let (attention, backward) = match instr.op {
+            Op::Attention(attention) => (attention, false),
+            Op::AttentionGrad(grad) => (grad.of, true),
+            _ => return None,
+        };
+        let ty = |i: usize| program.ty(instr.inputs[i]);
+        let (q, k) = (ty(0).local_shape(program.mesh()), ty(1).local_shape(program.mesh()));
+        let shape = Self {
+            of: ty(0).dtype,
+            batch: q[0],
+            positions: q[1],
+            heads: q[2],
+            groups: k[2],
+            size: q[3],
+            backward,
+        };
+        let fits = attention.kind == AttentionKind::Flash
+            && attention.causal
+            && !attention.drops()
+            && q[1] == k[1]
+            && ty(0).part(1, program.mesh(), 0).shards == 1
+            && shape.is_supported();
+        fits.then_some(shape)
+    }
+
+    /// Bytes of workspace that the library asks for: backward, a number for each pair of positions, in whole
+    /// tiles, and for groups of heads the gradients of each head's keys and values.
+    pub(crate) fn workspace(&self) -> usize {
+        const LEAST: usize = 256;
+        if !self.backward {
+            return LEAST;
+        }
+        let pairs = self.positions.next_multiple_of(64) * self.positions.next_multiple_of(128);
+        let each = if self.groups < self.heads { 2 * self.positions * self.size } else { 0 };
+        LEAST + self.of.size() * self.batch * self.heads * (pairs + each)
+    }
+
     /// Whether the library has kernels for such heads.
     pub(crate) fn is_supported(&self) -> bool {
         is_narrow(self.of)
@@ -165,8 +206,6 @@ mod tests {
     use crate::device::{Device, Stream};
     use std::sync::Arc;
 
-    /// A number for each pair of positions, in whole tiles; for groups of heads, also the gradients of each
-    /// head's keys and values.
     #[test]
     fn workspaces_are_known_beforehand() {
         let (Ok(device), Ok(_)) = (Device::first(), Cudnn::get()) else { return };
@@ -181,12 +220,10 @@ mod tests {
             (2, 1000, 8, 2, 128),
         ] {
             for backward in [false, true] {
-                let of = phalanx_ir::DType::Bf16;
+                let of = DType::Bf16;
                 let shape = FusedShape { of, batch, positions, heads, groups, size, backward };
-                let pairs = positions.next_multiple_of(64) * positions.next_multiple_of(128);
-                let each = if groups < heads { 2 * positions * size } else { 0 };
-                let known = if backward { 2 * batch * heads * (pairs + each) } else { 0 };
-                assert_eq!(library.plan(&shape).unwrap().workspace(), 256 + known, "{shape:?}");
+                let planned = shape.workspace();
+                assert_eq!(library.plan(&shape).unwrap().workspace(), planned, "{shape:?}");
             }
         }
     }

@@ -6,13 +6,22 @@ use phalanx_ir::ops::LinearCrossEntropy;
 use phalanx_ir::{DType, Instr, Mesh, Op, Program, TensorType, ValueId};
 
 use crate::folds::Folds;
+use crate::fused_attention::FusedShape;
+use crate::products::WORKSPACE;
 
 /// What the CUDA engine needs, on any GPU.
-///
-/// The workspaces of NVIDIA's libraries are not part of a plan: the engine allocates one for each
-/// rank, and counts it as memory beside the arenas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CudaRequirements;
+pub struct CudaRequirements {
+    /// Whether attention runs by cuDNN, which has a workspace, where it can.
+    pub attention_library: bool,
+}
+
+impl CudaRequirements {
+    /// With the libraries of this machine.
+    pub fn here() -> Self {
+        Self { attention_library: crate::without_attention_library().is_none() }
+    }
+}
 
 impl Requirements for CudaRequirements {
     fn own(&self, program: &Program, instr: &Instr) -> usize {
@@ -25,6 +34,13 @@ impl Requirements for CudaRequirements {
 
     fn early(&self, program: &Program) -> Vec<(ValueId, usize)> {
         Folds::of(program).early()
+    }
+
+    /// The workspaces of NVIDIA's libraries, which the engine allocates once for each rank.
+    fn beside(&self, program: &Program) -> usize {
+        let shapes = program.instrs().iter().filter_map(|instr| FusedShape::of(program, instr));
+        let attention = shapes.map(|shape| shape.workspace()).max();
+        WORKSPACE + attention.filter(|_| self.attention_library).unwrap_or(0)
     }
 }
 

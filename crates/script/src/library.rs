@@ -94,6 +94,12 @@ impl Library {
         });
         placed.clone()
     }
+
+    /// Bytes that an engine keeps outside of its arena to run the programs that were asked for so far.
+    pub fn beside(&self) -> usize {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values().map(|placed| self.requirements.beside(&placed.program)).fold(0, usize::max)
+    }
 }
 
 impl fmt::Debug for Library {

@@ -29,7 +29,7 @@ pub fn requirements_of(device: DeviceKind) -> Arc<dyn Requirements> {
         DeviceKind::Cpu => {
             Arc::new(CpuRequirements { products: ProductUnits::fastest(UnitSet::here()) })
         }
-        DeviceKind::Cuda => Arc::new(CudaRequirements),
+        DeviceKind::Cuda => Arc::new(CudaRequirements::here()),
     }
 }
 

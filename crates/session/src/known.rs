@@ -6,6 +6,7 @@ use phalanx_call::traffic::add;
 use phalanx_ir::Param;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script};
 
+use super::Session;
 use super::planner::Planner;
 use super::settings::{MemoryExcess, Settings};
 use super::traced::Timetable;
@@ -25,6 +26,8 @@ pub(super) struct Known {
     pub(super) flops: u64,
     /// Bytes of each rank's arena.
     pub arenas: Vec<usize>,
+    /// Bytes that each rank's engine keeps outside of its arena.
+    pub(super) beside: usize,
     /// What all ranks together are predicted to move in a step.
     pub(super) moved: BTreeMap<Route, Moved>,
     /// The mesh, the strategies, and what they shard.
@@ -45,11 +48,22 @@ fn flops(script: &Script) -> u64 {
     runs.map(|run| script.programs[run.program.0].program().flops()).sum()
 }
 
+impl Session {
+    /// Bytes that up to so many ranks are planned to take on a device that they share: arenas, and the
+    /// workspaces of libraries beside them.
+    pub fn planned_bytes(&self, sharing: usize) -> usize {
+        let all = self.arena() + self.known.beside * self.ranks();
+        all.min(sharing * (self.rank_arena() + self.known.beside))
+    }
+}
+
 impl Known {
     /// How the plan exceeds its memory limit, if it does.
     pub(super) fn over(&self) -> Option<MemoryExcess> {
-        let rank = self.arenas.iter().copied().max().unwrap_or(0);
-        self.settings.memory_limit?.over(rank, self.arenas.iter().sum(), &self.memory)
+        let taken = |arena: &usize| arena + self.beside;
+        let rank = self.arenas.iter().map(taken).max().unwrap_or(0);
+        let all = self.arenas.iter().map(taken).sum();
+        self.settings.memory_limit?.over((rank, all), &self.memory, self.beside)
     }
 
     /// Plans one rank of each class, and checks that all scripts match, before any rank starts.
@@ -87,6 +101,7 @@ impl Known {
             peaks,
             flops,
             arenas,
+            beside: lowered.library.beside(),
             moved,
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,

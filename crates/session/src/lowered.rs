@@ -317,7 +317,7 @@ impl Lowered {
         segments.flat_map(|p| p.outputs_with(Role::Probe)).map(|port| port.name.clone()).collect()
     }
 
-    /// Bytes of the largest rank's arena, and of all together.
+    /// Bytes of the largest rank's arena and of what its engine keeps beside it, and of all ranks together.
     pub fn arenas(&self) -> Result<(usize, usize)> {
         let (mut largest, mut all) = (0, 0);
         for class in Planner::new(self)?.classes()? {
@@ -325,7 +325,8 @@ impl Lowered {
             largest = largest.max(arena);
             all += arena * class.ranks.len();
         }
-        Ok((largest, all))
+        let beside = self.library.beside();
+        Ok((largest + beside, all + beside * self.ranks()))
     }
 
     /// The ranks and how they divide the work, in one line.

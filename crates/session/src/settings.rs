@@ -91,10 +91,15 @@ impl MemoryLimit {
     }
 
     /// How a plan exceeds the limit, if it does: the largest rank takes `rank` bytes, all together
-    /// `all`. A limit that was asked for holds for each rank, the machine's for all of them, and a GPU's for
+    /// `all`, of which each rank's engine keeps `beside` outside of its arena. A limit that was asked for holds for each rank, the machine's for all of them, and a GPU's for
     /// those that share it.
-    pub fn over(self, rank: usize, all: usize, memory: &MemoryPlan) -> Option<MemoryExcess> {
-        let over = MemoryExcess { limit: self, rank, all, peaks: memory.peaks.clone() };
+    pub fn over(
+        self,
+        (rank, all): (usize, usize),
+        memory: &MemoryPlan,
+        beside: usize,
+    ) -> Option<MemoryExcess> {
+        let over = MemoryExcess { limit: self, rank, all, peaks: memory.peaks.clone(), beside };
         (!self.allows(rank, all)).then_some(over)
     }
 
@@ -129,6 +134,8 @@ pub struct MemoryExcess {
     pub all: usize,
     /// For each category: the peak on a rank.
     pub peaks: Vec<(Category, usize)>,
+    /// Bytes of a rank that are workspaces of libraries, outside of its arena.
+    pub beside: usize,
 }
 
 impl MemoryExcess {
@@ -214,7 +221,11 @@ impl MemoryExcess {
             .map(|(category, peak)| format!("{category} {}", bytes(*peak as u64)))
             .collect();
         let largest = peaks.first().map_or("nothing", |(category, _)| category.name());
-        format!("most memory{whose} goes to {largest}: {}", each.join(", "))
+        let beside = match self.beside {
+            0 => String::new(),
+            beside => format!("; workspaces of libraries take {}", bytes(beside as u64)),
+        };
+        format!("most memory{whose} goes to {largest}: {}{beside}", each.join(", "))
     }
 }
 
@@ -345,7 +356,7 @@ mod tests {
     fn over(limit: MemoryLimit, ranks: usize, rank: usize) -> Option<MemoryExcess> {
         let peaks = vec![(Category::Weights, rank / 4), (Category::Optimizer, rank / 2)];
         let memory = MemoryPlan { arena: rank, peaks, ..MemoryPlan::default() };
-        limit.over(rank, ranks * rank, &memory)
+        limit.over((rank, ranks * rank), &memory, 0)
     }
 
     #[test]

@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
         let (gpus, sharing) = host::gpus(self.session.ranks())?;
         let bf16 = DType::from(config.precision.compute) == DType::Bf16;
         let peak = host::gpu()?.bf16_rate.filter(|_| bf16);
-        let planned = self.session.arena().min(sharing * self.session.rank_arena()) as u64;
+        let planned = self.session.planned_bytes(sharing) as u64;
         Ok(Some(GpuPeak { flops_per_s: peak.map(|peak| peak * gpus as f64), planned }))
     }
 

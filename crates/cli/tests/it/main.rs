@@ -10,6 +10,8 @@ mod documents;
 mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
+mod gpus;
+#[cfg(target_os = "linux")]
 mod hosts;
 #[cfg(target_os = "linux")]
 mod inputs;

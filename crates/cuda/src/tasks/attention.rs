@@ -33,7 +33,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         return Ok(vec![]);
     }
     if step.is_none()
-        && let Some(call) = fused(op, &attention, backward, &inputs)?
+        && let Some(call) = fused(op, backward, &inputs)?
     {
         return Ok(vec![Task::Attention(Box::new(call))]);
     }
@@ -45,33 +45,16 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     }
 }
 
-/// The library's attention, where it has one: in bf16 or f16, causal over whole sequences, without dropout.
+/// The library's attention, where it has one.
 fn fused(
     op: &mut Operation<'_>,
-    attention: &Attention,
     backward: bool,
     inputs: &[Var],
 ) -> Result<Option<FusedCall>, EngineError> {
-    let (q, k) = (&inputs[0], &inputs[1]);
     let whole = |var: &Var| var.valid == var.shape;
-    let shape = FusedShape {
-        of: q.dtype,
-        batch: q.shape[0],
-        positions: q.shape[1],
-        heads: q.shape[2],
-        groups: k.shape[2],
-        size: q.shape[3],
-        backward,
-    };
-    let fits = attention.kind == AttentionKind::Flash
-        && attention.causal
-        && !attention.drops()
-        && q.shape[1] == k.shape[1]
-        && op.part(op.instr.inputs[0], 1).shards == 1
-        && whole(q)
-        && whole(k)
-        && shape.is_supported();
-    let Some(plan) = fits.then(|| op.engine.attention(&shape)).flatten() else {
+    let shape = FusedShape::of(op.program, op.instr);
+    let shape = shape.filter(|_| whole(&inputs[0]) && whole(&inputs[1]));
+    let Some(plan) = shape.and_then(|shape| op.engine.attention(&shape)) else {
         return Ok(None);
     };
     let results = op.outputs();

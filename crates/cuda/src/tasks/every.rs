@@ -62,7 +62,7 @@ fn kernels() -> (BTreeMap<String, KernelSpec>, BTreeSet<&'static str>) {
             }
             ops.insert(op.variant());
             let (program, _) = alone(&op, &operands);
-            let slots = Slots::assign_for(&program, &CudaRequirements);
+            let slots = Slots::assign_for(&program, &CudaRequirements::default());
             let instr = &program.instrs()[0];
             let (scratch, folds) = (slots.scratch[0], Folds::of(&program));
             let mut operation = Operation {

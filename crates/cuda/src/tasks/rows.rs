@@ -56,7 +56,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let mut tasks = Vec::new();
     let (mut gathered, mut counts) = (Arg::Null, Arg::Null);
     if let Some(exchange) = &exchange {
-        let offset = CudaRequirements.exchange_offset(op.program, op.instr);
+        let offset = CudaRequirements::default().exchange_offset(op.program, op.instr);
         gathered = Arg::Pointer(op.scratch_at(offset)?);
         counts = valid_counts(op, exchange)?;
         let kernel = KernelSpec::of(Source::Rows, "measure", &[name, kind]);

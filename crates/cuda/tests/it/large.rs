@@ -1,6 +1,8 @@
 //! Shapes that only a GPU computes in reasonable time, compared with other ways to compute them there.
 
+use phalanx_call::Requirements;
 use phalanx_cuda::CudaEngine;
+use phalanx_engine::{Counters, Engine};
 use phalanx_ir::ops::{Attention, AttentionGrad, AttentionKind, LinearCrossEntropy, Matmul};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Op};
@@ -8,8 +10,8 @@ use phalanx_reference::RefTensor;
 use phalanx_testing::instances::apply;
 use phalanx_testing::threads::furthest;
 
-use crate::gpu;
 use crate::ops::on_gpu;
+use crate::{gpu, ops};
 
 /// The library's attention and ours, at the head widths of real models: the same numbers, as far as 16 bits
 /// have them.
@@ -108,4 +110,24 @@ fn a_loss_in_chunks_is_the_sum_of_its_parts() {
         let off = furthest(whole, &joined);
         assert!(off <= 1e-4, "result {i} is off by {off:e}");
     }
+}
+
+/// The workspaces of libraries are what the plan says before an engine is made.
+#[test]
+fn workspaces_are_as_planned() {
+    if !gpu::is_here("workspaces_are_as_planned") {
+        return;
+    }
+    let of = Attention { kind: AttentionKind::Flash, causal: true, dropout: 0.0, site: 1 };
+    let normal =
+        |name: &str, shape: &[usize]| RefTensor::normal(DType::Bf16, shape, Stream::named(5, name));
+    let (q, k) = (normal("q", &[2, 128, 4, 64]), normal("k", &[2, 128, 2, 64]));
+    let kept = apply(&of.into(), &[q.clone(), k.clone(), k.clone()]);
+    let operands = [q.clone(), k.clone(), k, kept[0].clone(), kept[1].clone(), q];
+    let (program, _) = phalanx_testing::instances::alone(&AttentionGrad { of }.into(), &operands);
+    let mut engine = CudaEngine::new().unwrap();
+    let planned = engine.requirements().beside(&program);
+    ops::run(&mut engine, &program, &operands, 0.0);
+    assert_eq!(engine.scratch_bytes(), planned);
+    assert_eq!(phalanx_cuda::CudaRequirements::here().beside(&program), planned);
 }

@@ -27,7 +27,7 @@ fn scratch_memory_is_known_without_a_gpu() {
     for case in phalanx_testing::instances::every() {
         let operands: Vec<_> = case.operands.iter().map(|(t, _)| t.clone()).collect();
         let (program, _) = phalanx_testing::instances::alone(&case.op, &operands);
-        let bytes = CudaRequirements.scratch(&program, &program.instrs()[0]);
+        let bytes = CudaRequirements::default().scratch(&program, &program.instrs()[0]);
         assert!(bytes < 1 << 20, "{:?}: {bytes}", case.op);
     }
 }
