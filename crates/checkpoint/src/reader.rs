@@ -21,10 +21,10 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     files: Vec<OpenFile>,
-    /// By parameter and kind: the entries, as file and place.
-    index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>>,
+    /// By parameter, kind and version: the entries, as file and place.
+    index: BTreeMap<String, KindEntries>,
     /// Where the elements of parameters lie, as far as they were asked for.
-    known: Mutex<HashMap<(String, String, usize), Runs>>,
+    known: Mutex<HashMap<KnownKey, Runs>>,
     /// The pieces whose hashes were compared.
     verified: Mutex<HashSet<(usize, u64)>>,
     /// Whether several files may hold the same elements.
@@ -38,6 +38,12 @@ struct OpenFile {
     /// Where its data begin.
     data: u64,
 }
+
+/// A parameter, a kind with its version, and a replica.
+type KnownKey = (String, (String, usize), usize);
+
+/// By kind and version: entries, as file and place.
+type KindEntries = BTreeMap<(String, usize), Vec<(usize, PlacedEntry)>>;
 
 /// Where the elements of one kind of a parameter lie, in their order.
 type Runs = Arc<Vec<Stored>>;
@@ -88,13 +94,13 @@ impl Checkpoint {
 
     fn of(path: &Path, manifest: Manifest, sources: Vec<Box<dyn FileSource>>) -> Result<Self> {
         let mut files = Vec::new();
-        let mut index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>> =
-            BTreeMap::new();
+        let mut index: BTreeMap<String, KindEntries> = BTreeMap::new();
         for (summary, source) in manifest.files.iter().zip(sources) {
             let (header, data) = read_header(path, summary, &*source)?;
             for placed in header.placed {
                 let kinds = index.entry(placed.entry.param.clone()).or_default();
-                kinds.entry(placed.entry.kind.clone()).or_default().push((files.len(), placed));
+                let kind = (placed.entry.kind.clone(), placed.entry.version);
+                kinds.entry(kind).or_default().push((files.len(), placed));
             }
             files.push(OpenFile { summary: summary.clone(), source, data });
         }
@@ -120,10 +126,18 @@ impl Checkpoint {
         })
     }
 
-    /// The kinds that are stored of a parameter, with their element types.
+    /// The kinds that are stored of a parameter, with their element types in the newest version.
     pub fn kinds(&self, param: &str) -> impl Iterator<Item = (&str, DType)> {
         let kinds = self.index.get(param).into_iter().flatten();
-        kinds.filter_map(|(kind, entries)| Some((kind.as_str(), entries.first()?.1.dtype)))
+        let newest = kinds.filter(|((_, version), _)| *version == 0);
+        newest.filter_map(|((kind, _), entries)| Some((kind.as_str(), entries.first()?.1.dtype)))
+    }
+
+    /// The age of the oldest version of a kind that is stored of a parameter; 0 if there is only the newest.
+    pub fn oldest(&self, param: &str, kind: &str) -> usize {
+        let kinds = self.index.get(param).into_iter().flatten();
+        let ages = kinds.filter(|((own, _), _)| own == kind).map(|((_, version), _)| *version);
+        ages.max().unwrap_or(0)
     }
 
     /// How many replicas it holds, which differ; one if there is nothing to differ.
@@ -139,20 +153,20 @@ impl Checkpoint {
         kind: &str,
         ranges: &[Range<usize>],
     ) -> Result<(DType, Vec<u8>)> {
-        self.read_of(param, kind, 0, ranges)
+        self.read_of(param, (kind, 0), 0, ranges)
     }
 
-    /// Elements of one kind of a parameter's state in a replica, in ranges of row-major indices, one
+    /// Elements of one kind and version of a parameter's state in a replica, in ranges of row-major indices, one
     /// range after the other: their element type and their bytes. What is read has the hashes that
     /// were recorded.
     pub fn read_of(
         &self,
         param: &str,
-        kind: &str,
+        (kind, version): (&str, usize),
         replica: usize,
         ranges: &[Range<usize>],
     ) -> Result<(DType, Vec<u8>)> {
-        let stored = self.stored(param, kind, replica)?;
+        let stored = self.stored(param, (kind, version), replica)?;
         let dtype = stored.first().map_or(DType::F32, |run| run.dtype);
         let size = dtype.size();
         let mut out = vec![0; ranges.iter().map(Range::len).sum::<usize>() * size];
@@ -195,10 +209,10 @@ impl Checkpoint {
                 (0..self.replicas()).flat_map(move |r| kinds.iter().map(move |k| (r, k)));
             replicas.map(move |(replica, kind)| (param, replica, kind))
         });
-        for (param, replica, (kind, entries)) in all {
+        for (param, replica, ((kind, version), entries)) in all {
             let elements: usize = entries[0].1.entry.block.shape.iter().product();
             let mut at = 0;
-            for run in self.stored(param, kind, replica)?.iter() {
+            for run in self.stored(param, (kind, *version), replica)?.iter() {
                 if run.global > at {
                     return Err(self.missing(param, kind, at));
                 }
@@ -217,12 +231,13 @@ impl Checkpoint {
     }
 
     /// Where the elements of one kind of a parameter lie, in their order.
-    fn stored(&self, param: &str, kind: &str, replica: usize) -> Result<Runs> {
-        let key = (param.to_owned(), kind.to_owned(), replica);
+    fn stored(&self, param: &str, (kind, version): (&str, usize), replica: usize) -> Result<Runs> {
+        let own = (kind.to_owned(), version);
+        let key = (param.to_owned(), own.clone(), replica);
         if let Some(known) = lock(&self.known).get(&key) {
             return Ok(known.clone());
         }
-        let entries = self.index.get(param).and_then(|kinds| kinds.get(kind));
+        let entries = self.index.get(param).and_then(|kinds| kinds.get(&own));
         let entries = entries.ok_or_else(|| self.unknown(param, kind))?;
         let (dtype, shape) = (entries[0].1.dtype, &entries[0].1.entry.block.shape);
         let mut runs = Vec::new();

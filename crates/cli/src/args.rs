@@ -283,13 +283,13 @@ pub(crate) enum Bench {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
-    /// zb-auto, v-half, v-min, chimera, dualpipe, or csv:FILE.
+    /// zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
     #[arg(long, value_name = "p", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) stages: Option<usize>,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step. Of pipedream-2bw three steps are shown.
     #[arg(long, value_name = "m", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) microbatches: Option<usize>,
     /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first, zb-v,
@@ -312,6 +312,9 @@ pub(crate) struct Schedule {
     /// How chimera runs more micro-batches than stages.
     #[arg(long, value_enum, default_value = "direct")]
     pub(crate) concat: ConcatArg,
+    /// Whether a micro-batch of pipedream reads the same version of the weights on all stages.
+    #[arg(long)]
+    pub(crate) vertical_sync: bool,
     /// Time of a forward: one micro-batch through all layers of one stage group.
     #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
     pub(crate) tf: f64,

@@ -160,6 +160,13 @@ impl Wanted {
         if !self.compared || named == NamedSchedule::ZbAuto {
             shape = shape.memory(asked.memory).until_w(asked.mw);
         }
+        if !self.compared || named == NamedSchedule::PipeDream {
+            shape = shape.vertical_sync(asked.vertical_sync);
+        }
+        // The first batches both read the first weights; the third reads newer ones.
+        if named == NamedSchedule::PipeDream2bw {
+            shape = shape.steps(3);
+        }
         let Asked { tf: f, tb: b, tw: w, hop, .. } = *asked;
         Ok(named.build_for(shape, &TurnCosts::even(Times { f, b, w }, hop)?)?)
     }
@@ -212,6 +219,10 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
             };
             let why = "a table states which replicas each stage group holds, and only chimera has several";
             refuse(key, value, why, "chimera")
+        }
+        _ if asked.vertical_sync && !by(&|named| named == NamedSchedule::PipeDream) => {
+            let why = "only pipedream has a choice of versions of the weights";
+            refuse("vertical-sync", String::new(), why, "pipedream")
         }
         _ if (asked.memory, asked.mw) != (1.0, 1.0)
             && !by(&|named| named == NamedSchedule::ZbAuto) =>

@@ -225,7 +225,7 @@ impl Config {
             ));
             train.seq_len = context;
         }
-        let optim = OptimConfig::read(values, train.steps);
+        let optim = OptimConfig::read(values, train.steps, Clip::usual(parallel.has_norm()));
         if model.from.is_some() && !values.by_user("optim.lr") {
             values.notes.push(format!(
                 "optim.lr = {} is meant for untrained weights; for those of model.from 1e-5 is usual: \

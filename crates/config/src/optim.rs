@@ -9,7 +9,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[optim]`: the optimizer, its learning rate and clipping.
-    pub struct OptimConfig in "optim" (steps: Count) {
+    pub struct OptimConfig in "optim" (steps: Count, usual_clip: Clip) {
         /// Rule that turns gradients into updates.
         kind: OptimKind = "adamw"; aka "optimizer" "name" "type",
         /// Highest learning rate.
@@ -30,7 +30,7 @@ section! {
         nesterov: bool = "false"; aka "use_nesterov",
         /// Largest global gradient norm; longer gradients are scaled down to it. "none" or 0: no
         /// limit.
-        clip: Clip = "1.0"; aka "clip_grad" "max_norm" "grad_clip" "gradient_clipping" "max_grad_norm",
+        clip: Clip = "1.0, none for pipedream" => usual_clip; aka "clip_grad" "max_norm" "grad_clip" "gradient_clipping" "max_grad_norm",
         /// How the learning rate falls after the warm-up.
         schedule: LrSchedule = "constant"; aka "lr_scheduler" "lr_decay_style" "decay_type" "scheduler",
         /// Steps over which the learning rate rises to lr.
@@ -102,6 +102,13 @@ choice! {
 /// The largest global gradient norm, if there is a limit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Clip(pub Option<Positive>);
+
+impl Clip {
+    /// The limit if nothing is said: none where no global norm exists.
+    pub(crate) fn usual(has_norm: bool) -> Self {
+        Clip(Positive::new(1.0).filter(|_| has_norm))
+    }
+}
 
 impl Setting for Clip {
     fn expects() -> String {

@@ -84,6 +84,8 @@ section! {
         /// How chimera runs more micro-batches than stages. direct: round after round; doubling: two
         /// forwards, then their backwards; halving: the same with micro-batches in two halves.
         concat: ConcatKind = "direct"; aka "chimera_concat",
+        /// pipedream: whether a micro-batch reads the same version of the weights on all stages.
+        vertical_sync: bool = "false"; aka "vertical_synchronization",
         /// Whether the layers of a pair of dualpipe, a forward and a backward, take turns.
         braid: bool = "false"; aka "forward_backward_overlap",
         /// How layers are divided evenly among pipeline stages.
@@ -339,6 +341,11 @@ impl Setting for AxisOrder {
 }
 
 impl ParallelConfig {
+    /// Whether all gradients of an update exist at some moment, so that they have a norm.
+    pub(crate) fn has_norm(&self) -> bool {
+        self.schedule != PipelineSchedule::Named(NamedSchedule::PipeDream)
+    }
+
     /// Ranks of the whole run.
     pub fn ranks(&self) -> Count {
         [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)

@@ -7,8 +7,9 @@ use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, spli
 
 use super::parallel::{ConcatKind, PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
+use super::sync::SyncKind;
 use super::values::Values;
-use super::{Config, ModelKind, RecomputeKind};
+use super::{Config, FloatKind, ModelKind, RecomputeKind};
 use phalanx_error::Problem;
 
 const PP: &str = "parallel.pp";
@@ -19,6 +20,7 @@ const PAIRS: &str = "parallel.pairs";
 const CONCAT: &str = "parallel.concat";
 const MEMORY: &str = "parallel.schedule_memory";
 const BRAID: &str = "parallel.braid";
+const VERTICAL_SYNC: &str = "parallel.vertical_sync";
 const SPLIT: &str = "parallel.split";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
@@ -34,7 +36,7 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     };
     let dropped = values.drop_of_preset(|key| match key {
         SCHEDULE | SPLIT => none,
-        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY | BRAID => none || other,
+        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY | BRAID | VERTICAL_SYNC => none || other,
         _ => false,
     });
     values.note_dropped(&dropped, &cause, "set it too to keep it");
@@ -63,6 +65,7 @@ impl Config {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
         });
         self.check_braid(named, values);
+        self.check_asynchronous(named, values);
         self.check_halves(values);
         if let Ok(schedule) = &built {
             let enough = self.enough_layers(schedule);
@@ -85,6 +88,56 @@ impl Config {
             Problem::new(format!("{BRAID} = true has no effect with {SCHEDULE} = \"{named}\""))
                 .because("only dualpipe has pairs of a forward and a backward")
                 .fix(format!("leave {BRAID} out, or {SCHEDULE} = \"dualpipe\""))
+        });
+    }
+
+    /// What pipelines without a flush cannot mean.
+    fn check_asynchronous(&self, named: NamedSchedule, values: &mut Values) {
+        let read = !self.parallel.vertical_sync || named == NamedSchedule::PipeDream;
+        values.rule(&[VERTICAL_SYNC, SCHEDULE], read, || {
+            Problem::new(format!(
+                "{VERTICAL_SYNC} = true has no effect with {SCHEDULE} = \"{named}\""
+            ))
+            .because("only pipedream has a choice of versions of the weights")
+            .fix(format!("leave {VERTICAL_SYNC} out, or {SCHEDULE} = \"pipedream\""))
+        });
+        let clips = self.optim.clip.0.is_some() && !self.parallel.has_norm();
+        values.rule(&["optim.clip", SCHEDULE], !clips, || {
+            let clip = self.optim.clip.write();
+            Problem::new(format!("optim.clip = {clip} does not work with {SCHEDULE} = \"{named}\""))
+                .because(
+                    "each stage updates after its own backward, so that there is no moment at which \
+                     all gradients of a micro-batch exist, and no global norm",
+                )
+                .nearest(format!(
+                    "optim.clip = \"none\", or {SCHEDULE} = \"pipedream-2bw\", which clips once per batch"
+                ))
+        });
+        if !named.is_asynchronous() {
+            return;
+        }
+        let apart = self.model.tied && self.parallel.pp.get() > 1 && !self.parallel.has_norm();
+        values.rule(&["model.tied", SCHEDULE, PP], !apart, || {
+            Problem::new(format!("model.tied = true does not work with {SCHEDULE} = \"{named}\""))
+                .because("the first and the last stage would update the shared weights at different times")
+                .nearest(format!("model.tied = false, or {SCHEDULE} = \"pipedream-2bw\""))
+        });
+        let half = self.precision.compute == FloatKind::F16;
+        values.rule(&["precision.compute", SCHEDULE], !half, || {
+            Problem::new(format!(
+                "precision.compute = \"f16\" does not work with {SCHEDULE} = \"{named}\""
+            ))
+            .because("stages update before all of them know whether a gradient overflowed")
+            .nearest("precision.compute = \"bf16\"")
+        });
+        let alone = self.parallel.sync == SyncKind::Ddp;
+        values.rule(&["parallel.sync", SCHEDULE], alone, || {
+            let sync = self.parallel.sync.write();
+            Problem::new(format!(
+                "parallel.sync = {sync} does not work with {SCHEDULE} = \"{named}\""
+            ))
+            .because("replicas would average the newest weights, but read older ones")
+            .nearest(format!("parallel.sync = \"ddp\", or {SCHEDULE} = \"1f1b\""))
         });
     }
 

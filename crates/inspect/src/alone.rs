@@ -4,11 +4,11 @@
 use phalanx_config::DeviceKind;
 use phalanx_error::Result;
 use phalanx_models::hf::WeightTensor;
-use phalanx_script::{EveryStep, StateKind};
+use phalanx_script::{EveryStep, StateKind, Updates};
 use phalanx_session::network::Network;
 use phalanx_session::{
-    BatchShare, MemoryLimit, Models, Parallel, Prepared, Replicas, Session, Settings, StateRange,
-    StepData, StepResult,
+    BatchShare, MemoryLimit, Models, Prepared, Replicas, Session, Settings, StateRange, StepData,
+    StepResult,
 };
 
 /// Training on one rank for each replica.
@@ -17,15 +17,19 @@ pub(crate) struct Alone {
     replicas: Option<Replicas>,
     /// The states of the optimizer.
     states: usize,
+    /// When weights are updated, if not once at the end of a step.
+    updates: Option<Updates>,
 }
 
 impl Alone {
     /// The same training as these settings', without their layout.
     pub(crate) fn new(network: &Network, models: &Models, settings: &Settings) -> Result<Self> {
         let of = settings.parallel.replica_count();
+        let parallel = settings.on_one_rank(&models.train)?;
+        let updates = parallel.pipeline.delayed.clone();
         let start = |index: usize| {
             let alone = Settings {
-                parallel: Parallel::default(),
+                parallel: parallel.clone(),
                 // A memory limit for each of many ranks does not apply to one rank that holds
                 // everything.
                 memory_limit: MemoryLimit::of_machine(),
@@ -40,12 +44,18 @@ impl Alone {
         };
         let sessions = (0..of).map(start).collect::<Result<_>>()?;
         let (replicas, states) = (settings.parallel.replicas, settings.optimizer.states());
-        Ok(Self { sessions, replicas, states })
+        Ok(Self { sessions, replicas, states, updates })
+    }
+
+    /// Whether a step has several updates.
+    pub(crate) fn updates_within_steps(&self) -> bool {
+        self.updates.as_ref().is_some_and(|updates| updates.per_step() > 1)
     }
 
     /// In words.
     pub(crate) fn describe(&self, device: DeviceKind) -> &'static str {
         match (self.replicas, device) {
+            _ if self.updates.is_some() => "one rank that updates by the same delayed equations",
             (None, DeviceKind::Cpu) => "one rank, same micro-batches",
             (None, DeviceKind::Cuda) => "one rank on the CPU, same micro-batches",
             (Some(_), _) => "one rank for each replica, and the mean of them by the same rule",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_data::Permutation;
 use phalanx_error::Result;
 use phalanx_ir::{DType, Instr, Model, Op, Program, Role, ValueId};
-use phalanx_session::{Field, StepData, StepResult};
+use phalanx_session::{Field, StepData};
 use phalanx_train::steps::Batches;
 
 use crate::mistake::Mistake;
@@ -279,10 +279,7 @@ pub(crate) struct TableBatches {
 }
 
 impl Batches for TableBatches {
-    fn with_next(
-        &mut self,
-        run: &mut dyn FnMut(&StepData<'_>) -> Result<StepResult>,
-    ) -> Result<StepResult> {
+    fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()> {
         let samples = self.table.samples as u64;
         let first_sample = self.next;
         self.next += self.batch as u64;

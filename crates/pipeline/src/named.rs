@@ -8,7 +8,8 @@ use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
     Demand, RoundConcat, Warmup, breadth_first, chimera, dualpipe, gpipe, interleaved, naive,
-    one_f_one_b, v_half, v_min, zb_auto, zb_auto_outline, zb_h1, zb_h2, zb_v,
+    one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, zb_auto, zb_auto_outline, zb_h1, zb_h2,
+    zb_v,
 };
 use crate::words::counted;
 
@@ -41,6 +42,10 @@ pub enum NamedSchedule {
     Chimera,
     /// Pipelines in both directions, with forwards beside backwards.
     DualPipe,
+    /// 1F1B without a flush, an update after every backward.
+    PipeDream,
+    /// 1F1B without a flush, an update after every batch, two versions of the weights.
+    PipeDream2bw,
 }
 
 /// The size of a schedule.
@@ -62,6 +67,10 @@ pub struct ScheduleShape {
     pub memory: f64,
     /// What a micro-batch keeps between B and W, as a part of what it keeps between F and B, for zb-auto.
     pub until_w: f64,
+    /// Steps that follow each other without a flush, for PipeDream and PipeDream-2BW.
+    pub steps: usize,
+    /// Whether a micro-batch of PipeDream reads the same version on all stages.
+    pub vertical_sync: bool,
 }
 
 impl ScheduleShape {
@@ -77,6 +86,8 @@ impl ScheduleShape {
             concat,
             memory: 1.0,
             until_w: 1.0,
+            steps: 1,
+            vertical_sync: false,
         }
     }
 
@@ -105,6 +116,16 @@ impl ScheduleShape {
         ScheduleShape { until_w, ..self }
     }
 
+    /// The same for so many steps without a flush between them.
+    pub fn steps(self, steps: usize) -> Self {
+        ScheduleShape { steps, ..self }
+    }
+
+    /// The same with one version per micro-batch on all stages, or not.
+    pub fn vertical_sync(self, vertical_sync: bool) -> Self {
+        ScheduleShape { vertical_sync, ..self }
+    }
+
     /// The same with another warm-up.
     pub fn warmup(self, warmup: Warmup) -> Self {
         ScheduleShape { warmup, ..self }
@@ -113,7 +134,7 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 13] = [
+    pub const ALL: [NamedSchedule; 15] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
@@ -127,6 +148,8 @@ impl NamedSchedule {
         NamedSchedule::VMin,
         NamedSchedule::Chimera,
         NamedSchedule::DualPipe,
+        NamedSchedule::PipeDream,
+        NamedSchedule::PipeDream2bw,
     ];
 
     /// The name in configurations and on the command line.
@@ -145,6 +168,8 @@ impl NamedSchedule {
             NamedSchedule::VMin => "v-min",
             NamedSchedule::Chimera => "chimera",
             NamedSchedule::DualPipe => "dualpipe",
+            NamedSchedule::PipeDream => "pipedream",
+            NamedSchedule::PipeDream2bw => "pipedream-2bw",
         }
     }
 
@@ -165,6 +190,11 @@ impl NamedSchedule {
     /// Whether pipelines go in both directions, so that each stage is held several times.
     pub const fn goes_both_ways(self) -> bool {
         matches!(self, NamedSchedule::Chimera | NamedSchedule::DualPipe)
+    }
+
+    /// Whether weights are updated without a flush, so that gradients belong to older weights.
+    pub const fn is_asynchronous(self) -> bool {
+        matches!(self, NamedSchedule::PipeDream | NamedSchedule::PipeDream2bw)
     }
 
     /// Whether weight gradients are turns of their own, in some places at least.
@@ -213,15 +243,18 @@ impl NamedSchedule {
             NamedSchedule::VMin => v_min(p, m),
             NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
             NamedSchedule::DualPipe => dualpipe(p, m),
+            NamedSchedule::PipeDream => pipedream(p, m, shape.steps, shape.vertical_sync),
+            NamedSchedule::PipeDream2bw => pipedream_2bw(p, m, shape.steps),
         }
     }
 
     fn legal(self, p: usize, m: usize, v: usize, shape: &ScheduleShape) -> Result<()> {
-        let ScheduleShape { warmup, pairs, concat, memory, until_w, .. } = *shape;
+        let ScheduleShape { warmup, pairs, concat, memory, until_w, steps, vertical_sync, .. } =
+            *shape;
         let refuse = |what: String, why: &str, nearest: String| {
             Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
         };
-        for (count, what) in [(p, "stage"), (m, "micro-batch"), (v, "chunk")] {
+        for (count, what) in [(p, "stage"), (m, "micro-batch"), (v, "chunk"), (steps, "step")] {
             if count == 0 {
                 let why = "a pipeline needs at least one stage, one chunk and one micro-batch";
                 return refuse(
@@ -234,7 +267,7 @@ impl NamedSchedule {
         // These are built with as many micro-batches as fill them, and then shortened.
         let fills =
             matches!(self, NamedSchedule::ZbH2 | NamedSchedule::ZbV | NamedSchedule::DualPipe);
-        let built = if fills { m.max(p.saturating_mul(2)) } else { m };
+        let built = if fills { m.max(p.saturating_mul(2)) } else { m.saturating_mul(shape.steps) };
         if p.saturating_mul(v).saturating_mul(built) > MOST_TURNS {
             let [stages, chunks, batches] =
                 [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
@@ -245,7 +278,7 @@ impl NamedSchedule {
                     true => {
                         format!("{}, or fewer", counted((MOST_TURNS / (2 * v)).isqrt(), "stage"))
                     }
-                    false => short_enough(p, m, v),
+                    false => short_enough(p, m.saturating_mul(steps), v),
                 },
             );
         }
@@ -300,6 +333,25 @@ impl NamedSchedule {
                     "1 share and 1".to_owned(),
                 )
             }
+            _ if vertical_sync && self != NamedSchedule::PipeDream => refuse(
+                format!("{self} cannot have vertical sync"),
+                "only pipedream has a choice of versions",
+                "pipedream".to_owned(),
+            ),
+            _ if steps != 1 && !self.is_asynchronous() => refuse(
+                format!("{self} cannot have {}", counted(steps, "step")),
+                "it drains after each step",
+                "1 step; or pipedream-2bw".to_owned(),
+            ),
+            NamedSchedule::PipeDream2bw if m < p => refuse(
+                format!(
+                    "{self} cannot have {} for {}",
+                    counted(m, "micro-batch"),
+                    counted(p, "stage")
+                ),
+                "a stage would need a version of the weights before it is made",
+                format!("{}; or pipedream, which updates after each", counted(p, "micro-batch")),
+            ),
             _ => Ok(()),
         }
     }

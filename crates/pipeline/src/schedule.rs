@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use phalanx_script::Part;
+use phalanx_script::{Part, Updates};
 
 use crate::check;
 use crate::deadlock;
@@ -30,6 +30,8 @@ pub struct Schedule {
     pieces: usize,
     /// The first turns of pairs.
     pairs: BTreeSet<At>,
+    /// When weights are updated, if not once at the end; delays are by stage.
+    updates: Option<Updates>,
 }
 
 impl Schedule {
@@ -80,7 +82,8 @@ impl Schedule {
         let index = check::complete(microbatches, &placement, &turns, written)?;
         let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
         let (name, pairs) = (name.into(), BTreeSet::new());
-        Ok(Schedule { name, microbatches, placement, turns, index, splits, pieces: 1, pairs })
+        let (pieces, updates) = (1, None);
+        Ok(Schedule { name, microbatches, placement, turns, index, splits, pieces, pairs, updates })
     }
 
     /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
@@ -146,6 +149,22 @@ impl Schedule {
             help: "the turns alone would not: usual fix: leave out a pair that comes next"
                 .to_owned(),
         })
+    }
+
+    /// The same with several updates. A turn's version counts the updates since the start of a run, which begins with
+    /// all versions equal.
+    pub(crate) fn updating(self, updates: Updates) -> Self {
+        let mut turns = self.turns.clone();
+        for (at, turn) in self.all() {
+            let version = updates.version(self.stage(at), turn.microbatch).max(0);
+            turns[at.stage_group][at.index].version = version as usize;
+        }
+        Schedule { turns, updates: Some(updates), ..self }
+    }
+
+    /// When weights are updated, by stage; none if once, at the end of the step.
+    pub fn updates(&self) -> Option<&Updates> {
+        self.updates.as_ref()
     }
 
     /// The same without pairs: each turn begins when it has what it needs itself.

@@ -4,7 +4,9 @@
 //! needs has arrived; a message from another group arrives one hop after it was sent. A pair of turns starts when both have what
 //! they need, and their messages are sent when both have ended.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use phalanx_script::Updates;
 
 use crate::costs::TurnCosts;
 use crate::error::Result;
@@ -111,7 +113,9 @@ impl Timeline {
             bubble_total: (span - ideal) / span,
             peak_in_flight: per_group(&|turns| peak(turns, Phase::B)),
             peak_until_w: per_group(&|turns| peak(turns, Phase::W)),
-            weight_versions: per_group(&versions),
+            weight_versions: (0..schedule.stage_groups())
+                .map(|stage_group| versions(schedule, stage_group))
+                .collect(),
         }
     }
 }
@@ -152,14 +156,39 @@ fn peak(turns: &[Turn], end: Phase) -> usize {
     most
 }
 
-/// The most versions of the weights that are alive at once: each from its first use to its last.
-fn versions(turns: &[Turn]) -> usize {
+/// The most versions of the weights that are alive at once: each from when it is made to its last use, and the newest
+/// always. Of a table, which does not say when versions are made: from the first use to the last.
+fn versions(schedule: &Schedule, stage_group: usize) -> usize {
+    let turns = schedule.turns(stage_group);
+    if let Some(updates) = schedule.updates() {
+        return updated_versions(turns, updates);
+    }
     let mut lives: HashMap<usize, (usize, usize)> = HashMap::new();
     for (index, turn) in turns.iter().enumerate() {
         lives.entry(turn.version).or_insert((index, index)).1 = index;
     }
     let alive = |now: usize| lives.values().filter(|(a, z)| (*a..=*z).contains(&now)).count();
     lives.values().map(|(first, _)| alive(*first)).max().unwrap_or(0)
+}
+
+/// The same where weights are updated after the last backward of each round.
+fn updated_versions(turns: &[Turn], updates: &Updates) -> usize {
+    let last: BTreeMap<usize, usize> =
+        turns.iter().enumerate().map(|(index, turn)| (turn.version, index)).collect();
+    // Backwards so far, the newest version, and those before it that are read again.
+    let (mut done, mut newest, mut older, mut most) = (0, 0, BTreeSet::new(), 0);
+    for (index, turn) in turns.iter().enumerate() {
+        most = most.max(1 + older.len());
+        if last.get(&turn.version) == Some(&index) {
+            older.remove(&turn.version);
+        }
+        done += usize::from(Phase::of(turn.part).contains(&Phase::W));
+        if done / updates.round > newest {
+            older.extend(last.get(&newest).filter(|last| **last > index).map(|_| newest));
+            newest += 1;
+        }
+    }
+    most
 }
 
 #[cfg(test)]

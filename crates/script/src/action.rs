@@ -12,6 +12,7 @@ use crate::key::BufferKey;
 use crate::library::Placed;
 use crate::names::Names;
 use crate::schedule::ScheduledRun;
+use crate::updates::Updates;
 
 /// What a buffer's bytes are counted as.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -263,6 +264,10 @@ pub struct Script {
     pub turns: Vec<(usize, ScheduledRun)>,
     /// The gradient buffers.
     pub accumulators: Vec<Accumulator>,
+    /// When weights are updated, if that is more than once, or if runs read older ones.
+    pub updates: Option<Updates>,
+    /// The weights, if they have versions.
+    pub versioned: Vec<VersionedBuffer>,
     /// What the numbers in contributions stand for.
     pub names: Names,
 }
@@ -274,10 +279,21 @@ pub struct Accumulator {
     pub buffer: BufferId,
     /// The element type that is added in.
     pub dtype: DType,
-    /// Every summand that this rank adds.
-    pub complete: Vec<Contribution>,
+    /// For each update: every summand that this rank adds.
+    pub complete: Vec<Vec<Contribution>>,
     /// Axes along which other ranks add their summands: the stage groups that share a parameter.
     pub shared: BTreeSet<Axis>,
+}
+
+/// A buffer that holds a version of a unit's weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VersionedBuffer {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The unit's number.
+    pub unit: usize,
+    /// How many updates before the script it was the newest, and how many before its end the one that it then holds.
+    pub age: usize,
 }
 
 impl Script {

@@ -12,14 +12,16 @@ mod norm;
 mod programs;
 mod reduce;
 mod rescale;
+mod rounds;
 mod save;
 mod update;
+mod versions;
 mod wiring;
 mod world;
 
 use phalanx_autodiff::Phases;
 use phalanx_call::{Lane, Tier};
-use phalanx_ir::{DType, Mesh, Port, Program, Role, TensorType};
+use phalanx_ir::{Builder, DType, Mesh, Port, Program, Role, TensorType};
 use phalanx_spmd::Sharing;
 
 use crate::action::{
@@ -36,6 +38,8 @@ use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
 use reduce::Reducer;
+use rounds::Rounds;
+use versions::VersionPlaces;
 
 pub use average::{ReplicaRanks, average_script};
 pub use hold::{HeldRange, UnitBuffers};
@@ -151,7 +155,10 @@ impl<'a> TrainingScript<'a> {
         let units = units(self.world, self.at.stage_group, self.precision.grads)?;
         let mut script = self.world.empty_script(self.at, &units);
         let ranks = self.ranks();
-        let buffers = hold::buffers(&mut script, &units, self.precision, self.optimizer, ranks);
+        let delays = units.iter().map(|unit| self.world.delay(unit));
+        let delays: Vec<usize> = delays.collect::<Result<_, _>>()?;
+        let kept = (&units[..], &delays[..]);
+        let buffers = hold::buffers(&mut script, kept, self.precision, self.optimizer, ranks);
         let scalars = self.scaling.iter().flat_map(LossScaling::scalars);
         let keep = |(scalar, initial): (Scalar, f64)| {
             let dtype = self.precision.state;
@@ -255,26 +262,41 @@ fn train_after(
     let State { units, buffers, .. } = state;
     let mut binder = Binder::new(world, at.stage_group, script);
     binder.weights = Places::new(world.model, units, &weights, precision.weights);
+    let mut versions = VersionPlaces::new(world, at.stage_group, state)?;
+    versions.declare(&mut binder.script);
     let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
-    let mut collector = Collector::new(world, at.stage_group, units, &weights, precision.weights);
+    let mut collector = Collector::new(world, at.stage_group, units, precision.weights);
     let mut reducer = Reducer::new(training, units, buffers, &mut binder);
+    let mut rounds = Rounds::new(training);
     for (index, turn) in turns.iter().enumerate() {
         messenger.before(index, &mut binder)?;
-        collector.before(index, &mut binder)?;
+        versions.bind(*turn, &mut binder, precision.weights);
+        collector.before(index, &versions, &mut binder)?;
         reducer.before(*turn, &mut binder)?;
         binder.turn(*turn)?;
         messenger.after(index, &mut binder)?;
         collector.after(index, &mut binder);
         reducer.after(index, &mut binder)?;
+        if rounds.ends(index) {
+            reducer.end_update(versions.done(), &mut binder)?;
+            let numbers = rounds.end(&mut binder.script, state, versions.done())?;
+            finish::append(&mut binder.script, state, training, numbers, &mut versions)?;
+        }
     }
-    reducer.finish(&mut binder)?;
+    if world.updates.is_some() {
+        let mut script = binder.script;
+        rounds.finish(&mut script)?;
+        messenger.finish(&mut script);
+        return Ok(script);
+    }
+    reducer.end_update(0, &mut binder)?;
     let mut script = binder.script;
     let numbers = norm::append(&mut script, state, training)?;
     messenger.finish(&mut script);
     if let (Some(scaling), Some(go)) = (training.scaling, numbers.go) {
         rescale::append(&mut script, &state.scalars, training, scaling, go)?;
     }
-    finish::append(&mut script, state, training, numbers)?;
+    finish::append(&mut script, state, training, numbers, &mut versions)?;
     Ok(script)
 }
 
@@ -310,13 +332,14 @@ impl Inference<'_> {
     fn script(&self, state: &State) -> Result<Script, ScriptError> {
         let Inference { world, at, .. } = *self;
         let (units, weights, script) = (&state.units, &state.weights(), state.script());
+        let versions = VersionPlaces::new(world, at.stage_group, state)?;
         let mut binder = Binder::new(world, at.stage_group, script);
         binder.weights = Places::new(world.model, units, weights, self.weights);
         let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
-        let mut collector = Collector::new(world, at.stage_group, units, weights, self.weights);
+        let mut collector = Collector::new(world, at.stage_group, units, self.weights);
         for (index, turn) in world.stage_groups[at.stage_group].turns.iter().enumerate() {
             messenger.before(index, &mut binder)?;
-            collector.before(index, &mut binder)?;
+            collector.before(index, &versions, &mut binder)?;
             binder.turn(*turn)?;
             messenger.after(index, &mut binder)?;
             collector.after(index, &mut binder);

@@ -1,5 +1,5 @@
 //! The checker: what a gradient buffer holds is typed, so no contribution is lost, doubled or
-//! forgotten, and every read finds something written.
+//! forgotten, and every read finds something written. Weights that have versions are typed by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +12,7 @@ use crate::fit::{Needs, messages, sizes};
 use crate::order::HappensBefore;
 use crate::over::over;
 use crate::tiers::tiers;
+use crate::versions::Versions;
 
 /// Checks a whole script.
 pub fn check(script: &Script) -> Result<(), ScriptError> {
@@ -26,9 +27,12 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
     let needs: Vec<Needs> =
         script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
+    let mut versions = Versions::new(script);
     // Accumulators persist, but what they hold from the step before is not a contribution. An
     // accumulator without contributions is zero and gathered_ranges zero.
-    for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
+    for accumulator in
+        script.accumulators.iter().filter(|a| a.complete.iter().any(|all| !all.is_empty()))
+    {
         written[accumulator.buffer.0] = false;
     }
     for (index, action) in script.actions.iter().enumerate() {
@@ -40,6 +44,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         messages(script, index, action)?;
         tiers(script, index, action)?;
         gradients.apply(index, action)?;
+        versions.apply(index, action)?;
         if let Some(run) = action.run() {
             over(script, index, action, run)?;
         }
@@ -55,6 +60,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
             written[ended.0] = false;
         }
     }
+    versions.end()?;
     gradients.all_used()
 }
 
@@ -62,13 +68,15 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
 /// still a partial sum.
 struct Gradients<'a> {
     script: &'a Script,
-    complete: BTreeMap<BufferId, (DType, BTreeSet<Contribution>)>,
+    /// For each buffer: its type, and what each update of it needs.
+    complete: BTreeMap<BufferId, (DType, Vec<BTreeSet<Contribution>>)>,
     /// Axes along which other stage groups add to a buffer.
     shared: BTreeMap<BufferId, BTreeSet<Axis>>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
     reduced: BTreeSet<BufferId>,
-    updated: BTreeSet<BufferId>,
+    /// For each buffer: how many updates used it.
+    updated: BTreeMap<BufferId, usize>,
 }
 
 /// Makes the error of an action, from what would go wrong and the usual fix.
@@ -81,12 +89,15 @@ impl<'a> Gradients<'a> {
             script,
             shared: accumulators.clone().map(|a| (a.buffer, a.shared.clone())).collect(),
             complete: accumulators
-                .map(|a| (a.buffer, (a.dtype, a.complete.iter().copied().collect())))
+                .map(|a| {
+                    let each = a.complete.iter().map(|all| all.iter().copied().collect());
+                    (a.buffer, (a.dtype, each.collect()))
+                })
                 .collect(),
             holds: BTreeMap::new(),
             partial: BTreeMap::new(),
             reduced: BTreeSet::new(),
-            updated: BTreeSet::new(),
+            updated: BTreeMap::new(),
         }
     }
 
@@ -110,7 +121,7 @@ impl<'a> Gradients<'a> {
                 }
                 self.ready(*gradient, &bad)?;
                 self.run(run, &bad)?;
-                self.updated.insert(*gradient);
+                self.used(*gradient);
                 Ok(())
             }
             Kind::Clear { run } => self.clear(run, &bad),
@@ -135,6 +146,22 @@ impl<'a> Gradients<'a> {
             self.same_type(view.buffer, ty, contribution, bad)?;
         }
         Ok(())
+    }
+
+    /// After an update, the contributions of the next one begin.
+    fn used(&mut self, gradient: BufferId) {
+        *self.updated.entry(gradient).or_default() += 1;
+        if self.has_next(gradient) {
+            self.holds.remove(&gradient);
+            self.reduced.remove(&gradient);
+            self.partial.remove(&gradient);
+        }
+    }
+
+    /// Whether there is an update still to come that uses a buffer.
+    fn has_next(&self, buffer: BufferId) -> bool {
+        let done = self.updated.get(&buffer).map_or(0, |done| *done);
+        self.complete.get(&buffer).is_some_and(|(_, each)| done < each.len())
     }
 
     /// Zeros are written only where nothing was contributed yet.
@@ -193,7 +220,7 @@ impl<'a> Gradients<'a> {
             self.partial.insert(from, rest);
             // The rank that has the sum updates, and its own script is checked for that.
             if self.is_given(run) {
-                self.updated.insert(from);
+                self.used(from);
             }
             return Ok(());
         }
@@ -278,7 +305,7 @@ impl<'a> Gradients<'a> {
         let script = self.script;
         let name = || script.name(buffer);
         let describe = |c: &Contribution| script.names.describe(c);
-        if self.updated.contains(&buffer) {
+        if self.updated.contains_key(&buffer) && !self.has_next(buffer) {
             return Err(bad(
                 format!("`{}` was already used for an update", name()),
                 "the contribution would be lost; update after the last micro-batch",
@@ -353,7 +380,10 @@ impl<'a> Gradients<'a> {
     fn is_complete(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         let empty = BTreeSet::new();
         let holds = self.holds.get(&buffer).unwrap_or(&empty);
-        let complete = self.complete.get(&buffer).map_or(&empty, |(_, all)| all);
+        let done = self.updated.get(&buffer).map_or(0, |done| *done);
+        // After the last update, its gradient can still be read.
+        let each = self.complete.get(&buffer).map_or(&[][..], |(_, each)| each);
+        let complete = each.get(done).or(each.last()).unwrap_or(&empty);
         match complete.difference(holds).next() {
             None => Ok(()),
             Some(missing) => Err(bad(
@@ -373,7 +403,8 @@ impl<'a> Gradients<'a> {
     fn all_used(&self) -> Result<(), ScriptError> {
         let end = self.script.actions.len();
         let mut held = self.holds.iter().filter(|(_, holds)| !holds.is_empty()).map(|(b, _)| b);
-        match held.find(|b| !self.updated.contains(b)) {
+        let unused = |b: &&BufferId| !self.updated.contains_key(b) || self.has_next(**b);
+        match held.find(unused) {
             Some(buffer) if !self.complete.is_empty() => Err(ScriptError::Gradient {
                 action: end,
                 what: "the end of the script".to_owned(),

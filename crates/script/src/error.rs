@@ -19,6 +19,18 @@ pub enum ScriptError {
         /// The usual fix.
         help: String,
     },
+    /// A run would read another version of the weights than its micro-batch needs.
+    #[error("action {action} ({what}): {why}\n  {help}")]
+    Version {
+        /// The action's number.
+        action: usize,
+        /// The action's description.
+        what: String,
+        /// What would go wrong.
+        why: String,
+        /// The usual fix.
+        help: String,
+    },
     /// An action reads a buffer that nothing has written.
     #[error("action {action} ({what}) reads `{buffer}`, which nothing has written before it")]
     Unwritten {

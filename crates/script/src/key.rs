@@ -17,6 +17,13 @@ pub enum BufferKey {
     Saved(StateKey),
     /// A scalar that the host provides, or that is kept between steps.
     Scalar(Scalar),
+    /// A scalar that the host provides for one of several updates.
+    UpdateScalar {
+        /// Which scalar.
+        scalar: Scalar,
+        /// The update, counted from 0.
+        update: usize,
+    },
     /// A micro-batch of a data port.
     Data {
         /// The port's name in the model.
@@ -52,6 +59,13 @@ pub enum BufferKey {
     },
     /// A number that is computed at the end of a step.
     Number(Number),
+    /// A number of one of several steps or, for what is not told, of one of several updates.
+    NumberOf {
+        /// Which number.
+        number: Number,
+        /// The step or the update, counted from 0.
+        index: usize,
+    },
     /// A buffer of a script that was written by hand.
     Own(Arc<str>),
 }
@@ -70,6 +84,8 @@ pub struct StateKey {
 pub enum StateKind {
     /// What programs read, or a shard of it.
     Weights,
+    /// The same as it was so many updates ago, at least one.
+    Older(usize),
     /// The gradient as the update reads it.
     Gradient,
     /// The wide copy that is updated, if weights are narrow.
@@ -156,6 +172,7 @@ impl fmt::Display for StateKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StateKind::Weights => f.write_str("weights"),
+            StateKind::Older(age) => write!(f, "weights-{age}"),
             StateKind::Gradient => f.write_str("gradient"),
             StateKind::Master => f.write_str("master"),
             StateKind::Optimizer(number) => write!(f, "state{number}"),
@@ -202,6 +219,7 @@ impl fmt::Display for Described<'_> {
                 write!(f, "{}/{kind}/saved", names.unit(*unit))
             }
             BufferKey::Scalar(scalar) => f.write_str(scalar.name()),
+            BufferKey::UpdateScalar { scalar, update } => write!(f, "{}@{update}", scalar.name()),
             BufferKey::Data { port, microbatch } => write!(f, "{port}@mb{microbatch}"),
             BufferKey::Random { instance, microbatch } => {
                 write!(f, "{}/key@mb{microbatch}", names.instance(*instance))
@@ -215,6 +233,7 @@ impl fmt::Display for Described<'_> {
                 write!(f, "{}/formed@mb{group}", names.unit(*unit))
             }
             BufferKey::Number(number) => number.fmt(f),
+            BufferKey::NumberOf { number, index } => write!(f, "{number}@{index}"),
             BufferKey::Own(name) => f.write_str(name),
         }
     }

@@ -38,12 +38,14 @@ mod tiers;
 pub mod together;
 pub mod traffic;
 pub mod unit;
+mod updates;
+mod versions;
 
 pub use phalanx_call::{Block, Lane, Message, Moved, Route, Slot, Slots, Tier, Value};
 
 pub use action::{
     Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, ProgramId, Run,
-    Script, Source, View, Write,
+    Script, Source, VersionedBuffer, View, Write,
 };
 pub use build::{
     Compiled, HeldRange, Inference, Precision, RankOnMesh, RankPlace, ReplicaRanks, State,
@@ -70,3 +72,4 @@ pub use stage_group::StageGroup;
 pub use together::{Class, ClassMember, check_classes, check_together};
 pub use traffic::{traffic, traffic_of_class};
 pub use unit::{Member, Unit};
+pub use updates::Updates;

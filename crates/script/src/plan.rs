@@ -25,6 +25,8 @@ use crate::order::HappensBefore;
 pub enum ScriptKey {
     /// One optimizer step.
     Train,
+    /// Several steps without a flush between them.
+    Block,
     /// One optimizer step, beside which the state from before it is saved.
     SaveAndTrain,
     /// Saves the state.
@@ -39,8 +41,9 @@ pub enum ScriptKey {
 
 impl ScriptKey {
     /// Every key.
-    pub const ALL: [ScriptKey; 6] = [
+    pub const ALL: [ScriptKey; 7] = [
         ScriptKey::Train,
+        ScriptKey::Block,
         ScriptKey::SaveAndTrain,
         ScriptKey::Save,
         ScriptKey::Evaluate,

@@ -274,6 +274,7 @@ impl Code for StateKind {
             StateKind::Master => (1, 0),
             StateKind::Gradient => (2, 0),
             StateKind::Optimizer(number) => (3, *number),
+            StateKind::Older(age) => (4, *age),
         };
         (kind as u64, number as u64).put(out);
     }
@@ -283,6 +284,7 @@ impl Code for StateKind {
             (1, _) => Some(StateKind::Master),
             (2, _) => Some(StateKind::Gradient),
             (3, number) => Some(StateKind::Optimizer(number.try_into().ok()?)),
+            (4, age) => Some(StateKind::Older(age.try_into().ok()?)),
             _ => None,
         }
     }
@@ -426,7 +428,8 @@ mod tests {
             (0..bytes.len()).for_each(|end| assert!(decoded::<Reply>(&bytes[..end]).is_none()));
             assert!(decoded::<Reply>(&[&bytes[..], &[0]].concat()).is_none());
         }
-        for kind in [StateKind::Weights, StateKind::Master, StateKind::Gradient] {
+        let kinds = [StateKind::Weights, StateKind::Master, StateKind::Gradient];
+        for kind in kinds.into_iter().chain([StateKind::Optimizer(1), StateKind::Older(2)]) {
             let range = StateRange { param: 3, kind, elements: 5..9 };
             assert_eq!(decoded::<StateRange>(&encoded(&range)), Some(range));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, BufferKey, RankOnMesh, Scalar};
+use phalanx_script::{BufferId, BufferKey, RankOnMesh, Scalar, Updates};
 
 use super::numbers::encode;
 use super::replicas::BatchShare;
@@ -79,6 +79,54 @@ impl Field<'_> {
     }
 }
 
+/// A step's data with its own copy of all values.
+#[derive(Clone, Debug)]
+pub struct OwnedStep {
+    fields: Vec<(String, OwnedField)>,
+    count: u64,
+    first_sample: u64,
+    scalars: Vec<(String, f64)>,
+}
+
+#[derive(Clone, Debug)]
+enum OwnedField {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl OwnedStep {
+    /// A copy of a step's data.
+    pub fn new(data: &StepData<'_>) -> Self {
+        let field = |(name, field): &(&str, Field<'_>)| {
+            let values = match field {
+                Field::I32(values) => OwnedField::I32(values.to_vec()),
+                Field::F32(values) => OwnedField::F32(values.to_vec()),
+            };
+            ((*name).to_owned(), values)
+        };
+        let scalars = data.scalars.iter().map(|(name, value)| ((*name).to_owned(), *value));
+        Self {
+            fields: data.fields.iter().map(field).collect(),
+            count: data.count,
+            first_sample: data.first_sample,
+            scalars: scalars.collect(),
+        }
+    }
+
+    /// Gives the data to `run`.
+    pub fn with<T>(&self, run: impl FnOnce(&StepData<'_>) -> T) -> T {
+        let fields = self.fields.iter().map(|(name, values)| match values {
+            OwnedField::I32(values) => (name.as_str(), Field::I32(values)),
+            OwnedField::F32(values) => (name.as_str(), Field::F32(values)),
+        });
+        let fields: Vec<(&str, Field<'_>)> = fields.collect();
+        let scalars: Vec<(&str, f64)> =
+            self.scalars.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        let (count, first_sample) = (self.count, self.first_sample);
+        run(&StepData { fields: &fields, count, first_sample, scalars: &scalars })
+    }
+}
+
 /// The scalars of one run of a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
@@ -91,8 +139,11 @@ pub(crate) struct Scalars {
 /// The buffers of one script that the host fills before each run.
 pub(crate) struct Feed {
     script: ScriptId,
-    inputs: Vec<(BufferId, Input)>,
+    /// Each with the step of the script that it belongs to, counted from 0.
+    inputs: Vec<(BufferId, usize, Input)>,
+    /// The micro-batches and the updates of a step.
     microbatches: usize,
+    updates: usize,
     /// Rows of each micro-batch.
     rows: u64,
     /// The share of each micro-batch that these ranks take.
@@ -101,9 +152,22 @@ pub(crate) struct Feed {
 }
 
 enum Input {
-    Data { port: Arc<str>, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
-    Random { instance: usize, microbatch: usize },
-    Scalar(Scalar, DType),
+    Data {
+        port: Arc<str>,
+        ty: TensorType,
+        runs: Vec<ElementRun>,
+        microbatch: usize,
+    },
+    Random {
+        instance: usize,
+        microbatch: usize,
+    },
+    /// For one of the updates of its step, counted from 0.
+    Scalar {
+        scalar: Scalar,
+        dtype: DType,
+        update: usize,
+    },
 }
 
 impl Feed {
@@ -116,22 +180,38 @@ impl Feed {
         (microbatches, share): (usize, BatchShare),
     ) -> Result<Self> {
         let mut inputs = Vec::new();
+        let updates = executor.script(script).updates.as_ref();
+        let updates = updates.map_or(1, Updates::per_step);
+        let counts = (microbatches, updates);
         for (buffer, key) in executor.host_inputs(script) {
             let ty = executor.script(script).read_type(buffer);
             let ty = ty.expect("a buffer that the host fills is read by some run");
-            inputs.push((buffer, Input::of(key, model, ty.clone(), ranks)?));
+            let (step, input) = Input::of(key, model, ty.clone(), ranks, counts)?;
+            inputs.push((buffer, step, input));
         }
-        Ok(Self { script, inputs, microbatches, rows: rows(model), share, bytes: Vec::new() })
+        let (rows, bytes) = (rows(model), Vec::new());
+        Ok(Self { script, inputs, microbatches, updates, rows, share, bytes })
     }
 
-    /// Fills every host buffer of the script.
+    /// Fills the host buffers of a script of one step.
     pub(crate) fn write<E: Engine>(
         &mut self,
         executor: &mut Executor<E>,
         data: &StepData<'_>,
         scalars: Scalars,
     ) -> Result<()> {
-        for (buffer, input) in &self.inputs {
+        self.write_step(executor, 0, data, scalars)
+    }
+
+    /// Fills the host buffers of one of the script's steps, counted from 0.
+    pub(crate) fn write_step<E: Engine>(
+        &mut self,
+        executor: &mut Executor<E>,
+        index: usize,
+        data: &StepData<'_>,
+        scalars: Scalars,
+    ) -> Result<()> {
+        for (buffer, _, input) in self.inputs.iter().filter(|(_, step, _)| *step == index) {
             let size = executor.script(self.script).buffers[buffer.0].bytes;
             let bytes = &mut self.bytes;
             match input {
@@ -158,9 +238,10 @@ impl Feed {
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
-                Input::Scalar(name, dtype) => {
+                Input::Scalar { scalar, dtype, update } => {
                     let samples = self.rows * self.microbatches as u64;
-                    let value = scalars.value(name, data, self.share, samples)?;
+                    let counts = (samples, *update, self.updates);
+                    let value = scalars.value(scalar, data, self.share, counts)?;
                     bytes.clear();
                     bytes.resize(size, 0);
                     encode(*dtype, &[value], bytes);
@@ -177,19 +258,23 @@ impl Scalars {
     ///
     /// The mean over replicas of their losses is the loss of the batch, if each divides its sum by its
     /// part of the whole count; not if it divided by its own.
+    /// A step of several updates is as many batches: each has its part of the count, and the optimizer counts updates.
     fn value(
         &self,
         scalar: &Scalar,
         data: &StepData<'_>,
         share: BatchShare,
-        samples: u64,
+        (samples, update, updates): (u64, usize, usize),
     ) -> Result<f64> {
         let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
         match scalar {
             Scalar::LearningRate => Ok(self.lr),
-            Scalar::Step => Ok(self.step as f64),
-            Scalar::InverseCount => Ok(share.of as f64 / data.count as f64),
-            Scalar::InverseSamples => Ok(1.0 / samples as f64),
+            Scalar::Step => {
+                let before = self.step.saturating_sub(1) * updates as u64;
+                Ok((before + update as u64 + 1) as f64)
+            }
+            Scalar::InverseCount => Ok((share.of * updates) as f64 / data.count as f64),
+            Scalar::InverseSamples => Ok(updates as f64 / samples as f64),
             other => match given(other.name()) {
                 Some((_, value)) => Ok(*value),
                 None => Err(nobody_gives(other.name())),
@@ -199,14 +284,23 @@ impl Scalars {
 }
 
 impl Input {
-    fn of(key: &BufferKey, model: &Model, ty: TensorType, ranks: RankOnMesh<'_>) -> Result<Self> {
+    /// The input, and its step; a step has so many micro-batches and updates.
+    fn of(
+        key: &BufferKey,
+        model: &Model,
+        ty: TensorType,
+        ranks: RankOnMesh<'_>,
+        (microbatches, updates): (usize, usize),
+    ) -> Result<(usize, Self)> {
         match key {
             BufferKey::Random { instance, microbatch } => {
-                Ok(Input::Random { instance: *instance, microbatch: *microbatch })
+                let (step, microbatch) = (microbatch / microbatches, microbatch % microbatches);
+                Ok((step, Input::Random { instance: *instance, microbatch }))
             }
             BufferKey::Data { port, microbatch } => {
                 let runs = ty.local_runs(ranks.mesh, ranks.rank);
-                Ok(Input::Data { port: port.clone(), ty, runs, microbatch: *microbatch })
+                let (step, microbatch) = (microbatch / microbatches, microbatch % microbatches);
+                Ok((step, Input::Data { port: port.clone(), ty, runs, microbatch }))
             }
             BufferKey::Scalar(
                 scalar @ (Scalar::Go
@@ -216,7 +310,11 @@ impl Input {
                 | Scalar::Applied),
             ) => Err(nobody_gives(scalar.name())),
             BufferKey::Scalar(scalar) if ty.dtype.is_float() => {
-                Ok(Input::Scalar(scalar.clone(), ty.dtype))
+                Ok((0, Input::Scalar { scalar: scalar.clone(), dtype: ty.dtype, update: 0 }))
+            }
+            BufferKey::UpdateScalar { scalar, update } if ty.dtype.is_float() => {
+                let (step, update) = (update / updates, update % updates);
+                Ok((step, Input::Scalar { scalar: scalar.clone(), dtype: ty.dtype, update }))
             }
             other => Err(Error::refused(Problem::new(format!(
                 "model {} reads {other:?}, which nothing provides",

@@ -117,7 +117,17 @@ pub(super) fn read_scalar<E: Engine>(
     number: Number,
     bytes: usize,
 ) -> Result<f64> {
-    let buffer = executor.script(script).find(&BufferKey::Number(number));
+    read_scalar_of(executor, script, &BufferKey::Number(number), bytes)
+}
+
+/// The same by its key.
+pub(super) fn read_scalar_of<E: Engine>(
+    executor: &mut Executor<E>,
+    script: ScriptId,
+    key: &BufferKey,
+    bytes: usize,
+) -> Result<f64> {
+    let buffer = executor.script(script).find(key);
     let buffer = buffer.expect("a script forms the numbers that are read of it");
     read_number(executor, script, buffer, bytes)
 }

@@ -36,6 +36,9 @@ pub(super) struct Known {
     pub(super) timetable: Timetable,
     /// The names of the values that the model exposes when it predicts.
     pub(super) exposed: Vec<String>,
+    /// Whether steps that are taken together run without waiting in between: in pipelines without a flush, unless
+    /// predictions are read after each step.
+    pub(super) blocks: bool,
     /// By rank: its replica.
     pub(super) replicas: Vec<usize>,
     /// The first rank of each replica.
@@ -106,6 +109,7 @@ impl Known {
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
             exposed: lowered.exposed(),
+            blocks: lowered.has_blocks(),
             replicas: (0..lowered.ranks()).map(|rank| lowered.replica(rank)).collect(),
             first_ranks: lowered.first_ranks(),
         })

@@ -66,9 +66,9 @@ pub use backend::{Backend, EngineBackend, Size, Timing};
 pub use command::{
     BatchSource, Command, Exposed, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
 };
-pub use feed::{Field, StepData};
+pub use feed::{Field, OwnedStep, StepData};
 pub use forward::Forward;
-pub use lowered::{Lowered, TrainPlan};
+pub use lowered::{BLOCK, Lowered, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
@@ -166,6 +166,11 @@ impl Session {
             StepResult { loss, grad_norm, ..*own }
         };
         Ok(means.as_chunks::<2>().0.iter().zip(&taken).map(mean).collect())
+    }
+
+    /// Whether [`BLOCK`] steps that are taken together run without waiting in between.
+    pub fn has_blocks(&self) -> bool {
+        self.known.blocks
     }
 
     /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the

@@ -8,16 +8,19 @@ use phalanx_call::Requirements;
 use phalanx_ir::{Axis, DType, Mesh, Model, Role, TensorType};
 use phalanx_script::{
     Compiled, Library, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script, ScriptKey,
-    StageGroup, Unit, forward, merge_adjacent,
+    StageGroup, Unit, Updates, forward, merge_adjacent,
 };
-use phalanx_spmd::{Gathering, Keep, Partition};
+use phalanx_spmd::{Gathering, Keep, Partition, Share};
 
 use super::compile::{compile, compile_forward};
 use super::planner::Planner;
 use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
 use crate::host;
-use phalanx_error::{Error, Result};
+use phalanx_error::{Error, Problem, Result};
+
+/// Steps of a block: a pipeline that does not wait for its gradients fills once for all of them.
+pub const BLOCK: usize = 8;
 
 /// A model's programs, before any engine is involved.
 pub struct Lowered {
@@ -35,6 +38,8 @@ pub struct Lowered {
     pub(crate) library: Arc<Library>,
     /// Whether the model is trained, or only evaluated.
     pub(crate) trains: bool,
+    /// When weights are updated, if not once at the end of a step.
+    pub(crate) updates: Option<Updates>,
 }
 
 /// A rank's training step.
@@ -55,6 +60,10 @@ struct OnMesh {
 }
 
 impl OnMesh {
+    fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
     fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
         let limit = settings.memory_limit.and_then(|limit| limit.asked());
         let found = settings.parallel.found(&models.train, mesh, limit)?;
@@ -77,6 +86,8 @@ struct GroupRuns {
     /// Which of the distinct meshes it has.
     on_mesh: usize,
     turns: Vec<ScheduledRun>,
+    /// The same for a block of steps, if steps may follow each other without a flush.
+    block: Vec<ScheduledRun>,
     forward: BTreeMap<ScriptKey, Vec<ScheduledRun>>,
     /// By replica.
     ranks: Vec<Vec<usize>>,
@@ -99,13 +110,24 @@ impl Lowered {
         let model = &models.train;
         let stage_groups = settings.parallel.stage_groups()?;
         let parts = settings.microbatches;
-        let turns = settings.parallel.pipeline.turns(model, stage_groups.len(), parts)?;
+        let pipeline = &settings.parallel.pipeline;
+        let updates = pipeline.updates(model, stage_groups.len(), parts)?;
+        check_updates(&settings, updates.as_ref())?;
+        let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
+        let blocks = match pipeline.is_asynchronous() {
+            true => pipeline.turns(model, stage_groups.len(), parts, BLOCK)?,
+            false => vec![Vec::new(); turns.len()],
+        };
         let (mut on_mesh, mut groups): (Vec<OnMesh>, Vec<GroupRuns>) = (Vec::new(), Vec::new());
-        for ((mesh, ranks), turns) in stage_groups.into_iter().zip(turns) {
+        for (((mesh, ranks), turns), block) in stage_groups.into_iter().zip(turns).zip(blocks) {
             let known = on_mesh.iter().position(|l| l.mesh == mesh);
             let index = known.unwrap_or(on_mesh.len());
             if known.is_none() {
                 on_mesh.push(OnMesh::new(models, &settings, &mesh)?);
+            }
+            let owned = on_mesh[index].partition.sharing().facts().state.share == Share::Root;
+            if owned && updates.is_some() {
+                return Err(owner_updates(settings.parallel.pipeline.name()));
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
             // Of a stage that several groups hold, each evaluates the micro-batches that it trains.
@@ -117,12 +139,13 @@ impl Lowered {
                 (key, runs)
             };
             let forward = models.forward().map(once).collect();
-            let turns = merged(turns, model, &on_mesh[index].partition);
-            groups.push(GroupRuns { on_mesh: index, turns, forward, ranks });
+            let [turns, block] =
+                [turns, block].map(|turns| merged(turns, model, &on_mesh[index].partition));
+            groups.push(GroupRuns { on_mesh: index, turns, block, forward, ranks });
         }
         let forward = models.forward().map(|(key, own)| (key, own.clone())).collect();
         let (model, library) = (model.clone(), Arc::new(Library::new(requirements)));
-        Ok(Self { settings, model, forward, on_mesh, groups, library, trains: true })
+        Ok(Self { settings, model, forward, on_mesh, groups, library, trains: true, updates })
     }
 
     /// A model that is evaluated on one rank and never trained.
@@ -142,7 +165,8 @@ impl Lowered {
         let on_mesh = OnMesh { mesh, partition, forward: programs, compiled };
         let turns = forward(0..model.instances().len(), microbatches);
         let runs = BTreeMap::from([(key, turns.clone())]);
-        let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![vec![0]] };
+        let (block, ranks) = (Vec::new(), vec![vec![0]]);
+        let group = GroupRuns { on_mesh: 0, turns, block, forward: runs, ranks };
         let own = ForwardModel { model: model.clone(), microbatches };
         Ok(Self {
             settings,
@@ -152,6 +176,7 @@ impl Lowered {
             groups: vec![group],
             library: Arc::new(Library::new(requirements)),
             trains: false,
+            updates: None,
         })
     }
 
@@ -245,6 +270,13 @@ impl Lowered {
         self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
+    /// The stage groups of the pipeline in a replica, with the turns of a block of steps, if there are any.
+    pub(crate) fn block_groups_of(&self, replica: usize) -> Option<Vec<StageGroup<'_>>> {
+        let blocks = self.settings.parallel.pipeline.is_asynchronous();
+        let compiled = |on_mesh| Some(OnMesh::compiled(on_mesh));
+        blocks.then(|| self.devices_with(replica, compiled, |group| &group.block))
+    }
+
     fn devices_with<'a>(
         &'a self,
         replica: usize,
@@ -308,6 +340,13 @@ impl Lowered {
     /// The micro-batches of a script's batch.
     pub(crate) fn microbatches(&self, key: ScriptKey) -> usize {
         self.forward.get(&key).map_or(self.settings.microbatches, |own| own.microbatches)
+    }
+
+    /// Whether steps may be taken in blocks: not if predictions are read after each.
+    pub(crate) fn has_blocks(&self) -> bool {
+        let segments = self.model.segments().iter();
+        let shows = segments.flat_map(|p| p.outputs_with(Role::Probe)).next().is_some();
+        self.settings.parallel.pipeline.is_asynchronous() && !shows
     }
 
     /// The names of the values that the model exposes when it predicts.
@@ -393,6 +432,33 @@ impl Lowered {
         }
         types
     }
+}
+
+/// One rank that updates for all, in a pipeline whose ranks read older weights.
+fn owner_updates(name: &str) -> Error {
+    let problem = Problem::new(format!("{name} does not work with DataParallel"))
+        .because("the rank that updates would have to send older weights too")
+        .nearest("DDP or ZeRO; or parallel.schedule = \"1f1b\"");
+    Error::refused(problem)
+}
+
+/// Refuses what several updates per script cannot mean.
+fn check_updates(settings: &Settings, updates: Option<&Updates>) -> Result<()> {
+    let Some(updates) = updates else { return Ok(()) };
+    let name = settings.parallel.pipeline.name();
+    if settings.scaling.is_some() {
+        let problem = Problem::new(format!("{name} does not scale the loss, as f16 needs"))
+            .because("its stages update before all of them know whether a gradient overflowed")
+            .nearest("precision.compute = \"bf16\"");
+        return Err(Error::refused(problem));
+    }
+    if let (Some(clip), true) = (settings.clip, updates.round < updates.step) {
+        let problem = Problem::new(format!("{name} cannot clip to a global norm of {clip}"))
+            .because("each stage updates after its own backward: there is no moment at which all gradients of a micro-batch exist")
+            .nearest("optim.clip = 0; or parallel.schedule = \"pipedream-2bw\", which clips at the end of a batch");
+        return Err(Error::refused(problem));
+    }
+    Ok(())
 }
 
 /// Merges the forward and the backward of the last instance where they follow each other, unless

@@ -7,7 +7,7 @@ use phalanx_ir::{Mesh, Model};
 use phalanx_pipeline::{
     NamedSchedule, RoundConcat, Schedule, ScheduleShape, Times, TurnCosts, Warmup, split,
 };
-use phalanx_script::ScheduledRun;
+use phalanx_script::{ScheduledRun, Updates};
 
 use crate::custom::read_schedule;
 use phalanx_config::{PipelineSchedule, PipelineSplit};
@@ -30,6 +30,11 @@ pub struct Pipeline {
     pub memory: f64,
     /// Whether the layers of a pair of turns, a forward and a backward, take turns.
     pub braid: bool,
+    /// Whether a micro-batch of PipeDream reads the same version of the weights on all stages.
+    pub vertical_sync: bool,
+    /// When one stage group updates its weights, if that follows the rule of another layout's pipeline: delays are by
+    /// instance of the model.
+    pub delayed: Option<Updates>,
     /// For each instance of the model: its measured costs, once they are needed and known.
     pub costs: Option<Vec<InstanceCosts>>,
     /// Which layers a stage gets.
@@ -108,6 +113,8 @@ impl Default for Pipeline {
             concat: RoundConcat::Direct,
             memory: 1.0,
             braid: false,
+            vertical_sync: false,
+            delayed: None,
             costs: None,
             split: StageSplit::default(),
             rematerialise: false,
@@ -135,8 +142,9 @@ impl Pipeline {
         };
         let (pairs, concat) = (config.pairs.get(), config.concat.into());
         let memory = config.schedule_memory.get();
-        let braid = config.braid;
-        Ok(Self { order, chunks, warmup, pairs, concat, memory, braid, split, ..Self::default() })
+        let (braid, vertical_sync) = (config.braid, config.vertical_sync);
+        let own = Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() };
+        Ok(Self { braid, vertical_sync, ..own })
     }
 
     /// What the schedule is called.
@@ -158,12 +166,38 @@ impl Pipeline {
         matches!(self.order, PipelineOrder::Named(NamedSchedule::ZbAuto))
     }
 
-    /// The schedule for this many stage groups.
+    /// Whether weights are updated without a flush, so that steps can follow each other without one.
+    pub fn is_asynchronous(&self) -> bool {
+        matches!(self.order, PipelineOrder::Named(named) if named.is_asynchronous())
+    }
+
+    /// When weights are updated, with delays by instance of the model; none if once at the end of a step.
+    pub fn updates(
+        &self,
+        model: &Model,
+        stage_groups: usize,
+        microbatches: usize,
+    ) -> Result<Option<Updates>> {
+        if self.delayed.is_some() || !self.is_asynchronous() {
+            return Ok(self.delayed.clone());
+        }
+        let (schedule, stages) = self.timetable(model, stage_groups, microbatches, 1)?;
+        let by_instance = |updates: &Updates| {
+            let of_stage = |(stage, held): (usize, &Range<usize>)| {
+                std::iter::repeat_n(updates.delays[stage], held.len())
+            };
+            updates.with_delays(stages.iter().enumerate().flat_map(of_stage).collect())
+        };
+        Ok(schedule.updates().map(by_instance))
+    }
+
+    /// The schedule of so many steps, for this many stage groups.
     fn schedule(
         &self,
         model: &Model,
         stage_groups: usize,
         microbatches: usize,
+        steps: usize,
     ) -> Result<Schedule> {
         match &self.order {
             PipelineOrder::Named(named) => {
@@ -176,6 +210,8 @@ impl Pipeline {
                     concat: self.concat,
                     memory: self.memory,
                     until_w: 1.0,
+                    steps: if self.is_asynchronous() { steps } else { 1 },
+                    vertical_sync: self.vertical_sync,
                 };
                 if !self.is_searched() {
                     return Ok(named.build(shape)?);
@@ -207,8 +243,11 @@ impl Pipeline {
                             schedule.name(),
                             at.stage_group
                         ))
-                        .because("pipelines without a flush are not built yet")
-                        .nearest("version 0 everywhere"),
+                        .because("a table does not say when weights are updated")
+                        .nearest(
+                            "version 0 everywhere; or parallel.schedule = \"pipedream\" or \
+                             \"pipedream-2bw\"",
+                        ),
                     ));
                 }
                 Ok(Schedule::clone(schedule))
@@ -216,14 +255,15 @@ impl Pipeline {
         }
     }
 
-    /// For each stage group: the turns of the model's instances.
+    /// For each stage group: the turns of the model's instances in so many steps.
     pub(crate) fn turns(
         &self,
         model: &Model,
         stage_groups: usize,
         microbatches: usize,
+        steps: usize,
     ) -> Result<Vec<Vec<ScheduledRun>>> {
-        let (schedule, stages) = self.timetable(model, stage_groups, microbatches)?;
+        let (schedule, stages) = self.timetable(model, stage_groups, microbatches, steps)?;
         Ok(match self.rematerialise {
             true => schedule.rematerialised(&stages),
             false => schedule.instances(&stages),
@@ -237,8 +277,9 @@ impl Pipeline {
         model: &Model,
         stage_groups: usize,
         microbatches: usize,
+        steps: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
-        let schedule = self.schedule(model, stage_groups, microbatches)?;
+        let schedule = self.schedule(model, stage_groups, microbatches, steps)?;
         let schedule = if self.braid { schedule } else { schedule.apart() };
         // The message speaks of stage groups and chunks if that is how stages were counted.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());

@@ -26,6 +26,8 @@ pub struct Planner<'a> {
     pub(crate) lowered: &'a Lowered,
     /// By replica.
     train: Vec<World<'a>>,
+    /// The same for blocks of steps; none if there are no blocks.
+    block: Vec<World<'a>>,
     /// What the ranks of each replica have in common when a model is run forward, by the key of its
     /// script.
     forward: BTreeMap<ScriptKey, Vec<World<'a>>>,
@@ -50,17 +52,23 @@ pub struct ClassPlan {
 impl<'a> Planner<'a> {
     /// Finds what the ranks of a session have in common.
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
-        let mut train = Vec::new();
+        let (mut train, mut block) = (Vec::new(), Vec::new());
         let mut forward: BTreeMap<ScriptKey, Vec<World<'a>>> = BTreeMap::new();
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
-            train.push(World::new(&lowered.model, stage_groups, library.clone())?);
+            let world = |stage_groups| {
+                let world = World::new(&lowered.model, stage_groups, library.clone());
+                world.map(|world| world.updated(lowered.updates.clone()))
+            };
+            train.push(world(stage_groups)?);
+            block.extend(lowered.block_groups_of(replica).map(world).transpose()?);
             for (key, model, stage_groups) in lowered.forwards(replica) {
                 let world = World::new(model, stage_groups, library.clone())?;
                 forward.entry(key).or_default().push(world);
             }
         }
-        Ok(Self { lowered, train, forward, classes: OnceLock::new(), writers: OnceLock::new() })
+        let (classes, writers) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { lowered, train, block, forward, classes, writers })
     }
 
     /// The scripts that a session can run.
@@ -68,6 +76,7 @@ impl<'a> Planner<'a> {
         let (trains, saves) = (self.lowered.trains, self.lowered.settings.saves);
         let train = [
             (ScriptKey::Train, trains),
+            (ScriptKey::Block, trains && !self.block.is_empty()),
             (ScriptKey::SaveAndTrain, trains && saves),
             (ScriptKey::Save, trains && saves),
             (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
@@ -82,7 +91,10 @@ impl<'a> Planner<'a> {
     }
 
     fn world(&self, key: ScriptKey, replica: usize) -> &World<'a> {
-        &self.forward.get(&key).unwrap_or(&self.train)[replica]
+        match (key, self.forward.get(&key)) {
+            (ScriptKey::Block, _) => &self.block[replica],
+            (_, forward) => &forward.unwrap_or(&self.train)[replica],
+        }
     }
 
     /// What a rank keeps from step to step.
@@ -252,6 +264,10 @@ impl ScriptBuilder for RankScripts<'_> {
         let (planner, at) = (self.planner, self.at);
         match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
+            (ScriptKey::Block, _) => {
+                let world = planner.world(key, at.replica);
+                train_script(&TrainingScript { world, ..planner.training(at) }, state)
+            }
             (ScriptKey::SaveAndTrain, _) => saving_script(&planner.training(at), state),
             (ScriptKey::Save, _) => Ok(state.save_script()),
             (ScriptKey::Average, _) => {

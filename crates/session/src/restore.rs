@@ -47,7 +47,9 @@ impl StateSource for NewRun<'_> {
         dtype: DType,
     ) -> Result<Option<Vec<u8>>> {
         match kind {
-            StateKind::Weights | StateKind::Master => (self.0)(param, ranges, dtype).map(Some),
+            StateKind::Weights | StateKind::Older(_) | StateKind::Master => {
+                (self.0)(param, ranges, dtype).map(Some)
+            }
             StateKind::Gradient | StateKind::Optimizer(_) => Ok(None),
         }
     }
@@ -84,7 +86,7 @@ impl StateSource for Seeded {
     }
 
     fn draw(&self, param: &Param, kind: StateKind) -> Option<Draw> {
-        let is_drawn = matches!(kind, StateKind::Weights | StateKind::Master);
+        let is_drawn = matches!(kind, StateKind::Weights | StateKind::Older(_) | StateKind::Master);
         is_drawn.then(|| Draw::of(param, self.0))
     }
 }
@@ -154,10 +156,16 @@ impl StateSource for Restored<'_> {
         if kind == StateKind::Gradient {
             return Ok(None);
         }
-        let kind = kind_name(kind, self.names);
+        let name = kind_name(kind, self.names);
+        // Versions that are older than those of the run that was saved begin as its oldest.
+        let version = match kind {
+            StateKind::Older(age) => age.min(self.checkpoint.oldest(&param.name, name)),
+            _ => 0,
+        };
         // Replicas that begin apart begin with the same state.
         let replica = replica.min(self.checkpoint.replicas() - 1);
-        read_as(self.checkpoint, (&param.name, kind, replica), ranges, dtype).map(Some)
+        read_version(self.checkpoint, &param.name, (name, version), replica, (ranges, dtype))
+            .map(Some)
     }
 
     fn scalar(&self, scalar: &Scalar) -> Result<Option<f64>> {
@@ -195,6 +203,17 @@ pub fn read_as(
     (param, kind, replica): (&str, &str, usize),
     ranges: &[Range<usize>],
     dtype: DType,
+) -> Result<Vec<u8>> {
+    read_version(checkpoint, param, (kind, 0), replica, (ranges, dtype))
+}
+
+/// The same of one version.
+fn read_version(
+    checkpoint: &Checkpoint,
+    param: &str,
+    kind: (&str, usize),
+    replica: usize,
+    (ranges, dtype): (&[Range<usize>], DType),
 ) -> Result<Vec<u8>> {
     let (stored, bytes) = checkpoint.read_of(param, kind, replica, ranges)?;
     if stored == dtype {

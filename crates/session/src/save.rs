@@ -243,7 +243,7 @@ pub(crate) fn saves(key: ScriptKey) -> bool {
 /// The name of a kind of state in checkpoints.
 pub(crate) fn kind_name(kind: StateKind, optimizer: &'static [&'static str]) -> &'static str {
     match kind {
-        StateKind::Weights | StateKind::Master => FULL,
+        StateKind::Weights | StateKind::Older(_) | StateKind::Master => FULL,
         StateKind::Optimizer(number) => optimizer[number],
         StateKind::Gradient => "gradient",
     }

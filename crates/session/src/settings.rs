@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
-use phalanx_ir::DType;
+use phalanx_ir::{DType, Model};
 use phalanx_script::{
     Category, Controller, EveryStep, LossScaling, MemoryPlan, Optimizer, Precision, ScaleRule,
 };
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
-use super::pipeline::{InstanceCosts, PipelineOrder, StageSplit};
+use super::pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 use super::replicas::BatchShare;
 use super::{Models, host, measure};
 use crate::host::GpuFacts;
@@ -249,6 +249,15 @@ impl Settings {
             share: BatchShare::WHOLE,
             saves: false,
         }
+    }
+
+    /// What one rank does instead of these: the same training without a layout. It updates when the stages of a pipeline
+    /// without a flush would, from gradients that are as late.
+    pub fn on_one_rank(&self, model: &Model) -> Result<Parallel> {
+        let groups = self.parallel.stage_groups()?.len();
+        let delayed = self.parallel.pipeline.updates(model, groups, self.microbatches)?;
+        let pipeline = Pipeline { delayed, ..Pipeline::default() };
+        Ok(Parallel { pipeline, ..Parallel::default() })
     }
 
     /// The same settings; if stages are split by measured costs, or a schedule is searched for them, the

@@ -59,7 +59,7 @@ impl Timetable {
         let (pipeline, parts) =
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
         let (schedule, stages) =
-            pipeline.timetable(&lowered.model, lowered.stage_groups().len(), parts)?;
+            pipeline.timetable(&lowered.model, lowered.stage_groups().len(), parts, 1)?;
         let places: Vec<RankPlace> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
         let name = |(rank, at): (usize, &RankPlace)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);

@@ -1,5 +1,6 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
+mod block;
 mod results;
 
 use std::collections::BTreeMap;
@@ -173,7 +174,12 @@ impl<E: Engine> RankWorker<E> {
         trace: Option<(u64, Instant)>,
     ) -> Result<Vec<StepReply>> {
         let mut taken = Vec::with_capacity(count as usize);
-        for step in from..from + count {
+        while (taken.len() as u64) < count {
+            let step = from + taken.len() as u64;
+            if self.takes_block(step..from + count, trace.map(|(traced, _)| traced)) {
+                taken.extend(self.block(step, batches)?);
+                continue;
+            }
             let origin = trace.filter(|(traced, _)| *traced == step).map(|(_, origin)| origin);
             batches.with(step, &mut |data, lr| {
                 taken.push(self.step_at(step, data, lr, origin)?);
@@ -217,7 +223,7 @@ impl<E: Engine> RankWorker<E> {
             }
             if trains {
                 // Now: another script may use the same memory.
-                result = Some(self.result(id, step)?);
+                result = Some(self.result(id, 0, step)?);
             }
         }
         self.pulse.iter().for_each(|pulse| pulse.end(step));
@@ -235,12 +241,16 @@ impl<E: Engine> RankWorker<E> {
             Some(StepScale { overflowed: true, .. }) => Outcome::Skipped,
             _ => Outcome::Applied,
         };
+        self.record(step, outcome);
+        Ok(StepReply { result, outcome, traced })
+    }
+
+    fn record(&mut self, step: u64, outcome: Outcome) {
         // Controllers look at the latest records only; and a step after warm-up must not allocate.
         if self.records.len() == 2 * RECORDS {
             self.records.drain(..RECORDS);
         }
         self.records.push(Record { step, outcome });
-        Ok(StepReply { result, outcome, traced })
     }
 
     /// Fills the inputs of a script that is about to be run.

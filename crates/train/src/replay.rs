@@ -15,7 +15,7 @@ use phalanx_config::Loaded;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_inspect::verify::{larger, relative};
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{MemoryLimit, Models, Parallel, Prepared, ReadParam, Session, Settings};
+use phalanx_session::{MemoryLimit, Models, Prepared, ReadParam, Session, Settings};
 
 /// How many steps are repeated.
 const STEPS: usize = 20;
@@ -41,7 +41,7 @@ impl Replay {
         }
         let models = Models::trained(models.train.clone());
         let alone = Settings {
-            parallel: Parallel::default(),
+            parallel: settings.on_one_rank(&models.train)?,
             // A memory limit for each of many ranks does not apply to one rank that holds
             // everything.
             memory_limit: MemoryLimit::of(settings.device, 1)?,

@@ -1,7 +1,7 @@
 //! The training loop around the script: next batch, one run, one report. It does not know where
 //! batches come from or where reports go.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use phalanx_data::Loader;
@@ -11,22 +11,16 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_script::ScriptKey;
 use phalanx_session::corpus::with_step_data;
 use phalanx_session::job;
-use phalanx_session::{Accuracy, Session, StepData, StepResult};
+use phalanx_session::{Accuracy, BLOCK, BatchSource, OwnedStep, Session, StepData, StepResult};
 
 /// Gives one batch after the other.
 pub trait Batches {
     /// Gives the next batch to `run`, once.
-    fn with_next(
-        &mut self,
-        run: &mut dyn FnMut(&StepData<'_>) -> Result<StepResult>,
-    ) -> Result<StepResult>;
+    fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()>;
 }
 
 impl Batches for Loader {
-    fn with_next(
-        &mut self,
-        run: &mut dyn FnMut(&StepData<'_>) -> Result<StepResult>,
-    ) -> Result<StepResult> {
+    fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()> {
         let batch = self.next_batch();
         let batch = batch.map_err(|e| Error::failed(e.diagnostic().into()))?;
         with_step_data(batch, run)
@@ -57,45 +51,132 @@ pub fn take_steps(
     batches: &mut dyn Batches,
     steps: usize,
     rate: impl Fn(usize) -> f64,
+    observe: impl FnMut(&mut Session, TrainedStep) -> Result<ControlFlow<()>>,
+) -> Result<()> {
+    take_blocks(session, batches, steps, rate, |_| true, observe)
+}
+
+/// The same; where a session can, it runs several steps without waiting in between. `observe` is then called for each of
+/// them after the last. It never runs past a step after which something `pauses`.
+pub fn take_blocks(
+    session: &mut Session,
+    batches: &mut dyn Batches,
+    steps: usize,
+    rate: impl Fn(usize) -> f64,
+    pauses: impl Fn(usize) -> bool,
     mut observe: impl FnMut(&mut Session, TrainedStep) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
     let mut last = None;
-    for step in session.steps() as usize + 1..=steps {
-        let lr = rate(step);
-        let (mut time, mut accuracy) = (Duration::ZERO, None);
-        let result = batches.with_next(&mut |data| {
-            let begun = Instant::now();
-            let result = session.step(data, lr)?;
-            time = begun.elapsed();
-            accuracy = session.accuracy(ScriptKey::Train, data)?.and_then(Accuracy::share);
-            Ok(result)
-        })?;
-        match result.scaling {
-            Some(scaling) if scaling.overflowed => {
-                if session.is_least(scaling.loss_scale) {
-                    return Err(Error::failed(overflows(step, scaling.loss_scale)));
-                }
-            }
-            _ if !(result.loss.is_finite() && result.grad_norm.is_finite()) => {
-                return Err(Error::failed(diverged(step, result, last, lr, session.remedies())));
-            }
-            _ => last = Some(result.loss),
-        }
-        let taken = TrainedStep { step, result, accuracy, lr, time };
-        let observed = observe(session, taken);
-        let wish = match &observed {
-            Err(_) => Wish::Fail,
-            Ok(flow) if flow.is_break() || interrupt::requested() => Wish::Stop,
-            Ok(_) => Wish::GoOn,
+    while (session.steps() as usize) < steps {
+        let first = session.steps() as usize + 1;
+        let block = first..first + BLOCK;
+        let whole = session.has_blocks() && block.end <= steps + 1;
+        let together = whole && !(first..block.end - 1).any(&pauses);
+        let (results, time) = match together {
+            true => take_block(session, batches, block, &rate)?,
+            false => take_one(session, batches, rate(first))?,
         };
+        let mut wish = Wish::GoOn;
+        let mut failed = None;
+        for (step, (result, accuracy)) in (first..).zip(results) {
+            let lr = rate(step);
+            finite(session, step, result, &mut last, lr)?;
+            let taken = TrainedStep { step, result, accuracy, lr, time };
+            match observe(session, taken) {
+                Err(error) => {
+                    (wish, failed) = (Wish::Fail, Some(error));
+                    break;
+                }
+                Ok(flow) if flow.is_break() || interrupt::requested() => wish = Wish::Stop,
+                Ok(_) => {}
+            }
+        }
         // All processes end after the same step, whichever of them was asked to.
         let agreed = session.largest(wish as u64)?;
-        let _flow = observed?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         match agreed {
             0 => {}
             1 => break,
             _ => return Err(job::reported_by_first("a file could not be written")),
         }
+    }
+    Ok(())
+}
+
+/// The numbers of a step, and its accuracy if the model has one.
+type Measured = (StepResult, Option<f64>);
+
+/// One step, and how long it took.
+fn take_one(
+    session: &mut Session,
+    batches: &mut dyn Batches,
+    lr: f64,
+) -> Result<(Vec<Measured>, Duration)> {
+    let (mut results, mut time) = (Vec::new(), Duration::ZERO);
+    batches.with_next(&mut |data| {
+        let begun = Instant::now();
+        let result = session.step(data, lr)?;
+        time = begun.elapsed();
+        let accuracy = session.accuracy(ScriptKey::Train, data)?.and_then(Accuracy::share);
+        results.push((result, accuracy));
+        Ok(())
+    })?;
+    Ok((results, time))
+}
+
+/// A block of steps, and how long each took.
+fn take_block(
+    session: &mut Session,
+    batches: &mut dyn Batches,
+    steps: Range<usize>,
+    rate: impl Fn(usize) -> f64,
+) -> Result<(Vec<Measured>, Duration)> {
+    let mut block = StepBlock { first: steps.start as u64, steps: Vec::new() };
+    for step in steps.clone() {
+        batches.with_next(&mut |data| {
+            block.steps.push((OwnedStep::new(data), rate(step)));
+            Ok(())
+        })?;
+    }
+    let begun = Instant::now();
+    let results = session.take(steps.len() as u64, &block)?;
+    let results = results.into_iter().map(|result| (result, None)).collect();
+    Ok((results, begun.elapsed() / steps.len() as u32))
+}
+
+/// The batches of a block, with their learning rates.
+struct StepBlock {
+    first: u64,
+    steps: Vec<(OwnedStep, f64)>,
+}
+
+impl BatchSource for StepBlock {
+    fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()> {
+        let (data, lr) = &self.steps[(step - self.first) as usize];
+        data.with(|data| run(data, *lr))
+    }
+}
+
+/// Fails if further steps would be useless.
+fn finite(
+    session: &Session,
+    step: usize,
+    result: StepResult,
+    last: &mut Option<f64>,
+    lr: f64,
+) -> Result<()> {
+    match result.scaling {
+        Some(scaling) if scaling.overflowed => {
+            if session.is_least(scaling.loss_scale) {
+                return Err(Error::failed(overflows(step, scaling.loss_scale)));
+            }
+        }
+        _ if !(result.loss.is_finite() && result.grad_norm.is_finite()) => {
+            return Err(Error::failed(diverged(step, result, *last, lr, session.remedies())));
+        }
+        _ => *last = Some(result.loss),
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::report::{Facts, GpuPeak, Report};
 use crate::resume::Resume;
 use crate::rundir::RunDir;
 use crate::start::{Restart, Start};
-use crate::steps::{TrainedStep, take_steps};
+use crate::steps::{TrainedStep, take_blocks};
 use evaluation::evaluated;
 use phalanx_bench::floor::{self, Effort};
 use phalanx_config::{DeviceKind, Loaded};
@@ -355,7 +355,9 @@ impl<'a> Run<'a> {
                 reported = reported.and_then(|()| report.evaluation(line));
             }
             report.times.step(step as u64);
-            if let Some(checkpoints) = checkpoints.as_mut().filter(|_| step < steps) {
+            // Of a block of steps, the state is that after the last.
+            let here = step < steps && session.steps() == step as u64;
+            if let Some(checkpoints) = checkpoints.as_mut().filter(|_| here) {
                 let saved = checkpoints.after_step(session, step as u64);
                 let told = |saved: Option<_>| saved.map_or(Ok(()), |saved| report.saved(&saved));
                 reported = reported.and(saved.and_then(told));
@@ -363,7 +365,13 @@ impl<'a> Run<'a> {
             }
             reported.map(ControlFlow::Continue)
         };
-        take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
+        let saving = [self.loaded.config.run.checkpoint_every, self.loaded.config.run.copy_every];
+        let pauses = |step: usize| {
+            let due = |every: usize| every > 0 && step.is_multiple_of(every);
+            due(every) || saving.into_iter().any(due)
+        };
+        let rate = |step| rate.at(step);
+        take_blocks(session, &mut self.loader, steps, rate, pauses, observe)
     }
 
     /// Bytes of the file of weights, its header not counted.

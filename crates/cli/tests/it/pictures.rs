@@ -20,6 +20,8 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         "v_half",
         "chimera",
         "dualpipe",
+        "pipedream",
+        "pipedream_2bw",
     ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
     for page in pages.chain(["parallelism.md".to_owned()]) {

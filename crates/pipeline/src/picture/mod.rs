@@ -103,6 +103,12 @@ fn shortest(panels: &[Panel<'_>]) -> f64 {
     times.fold(longest(panels), f64::min)
 }
 
+/// Whether turns read different versions of the weights.
+fn has_versions(panels: &[Panel<'_>]) -> bool {
+    let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());
+    turns.any(|(_, turn)| turn.version > 0)
+}
+
 /// Whether there are second forwards to draw.
 fn any_again(panels: &[Panel<'_>]) -> bool {
     let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());

@@ -5,7 +5,7 @@
 
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{Panel, TurnKind, any_again, longest, shades, short, shortest};
+use super::{Panel, TurnKind, any_again, has_versions, longest, shades, short, shortest};
 use crate::simulate::Timed;
 
 /// The height of a row and the space between two rows, in pixels.
@@ -117,6 +117,10 @@ impl Drawing {
             short(timed.start),
             panel.time(timed.end)
         );
+        let what = match timed.turn.version {
+            0 => what,
+            version => format!("{what}, weights after update {version}"),
+        };
         self.page.block((x, y), (width, ROW), fill, &what);
         let label = timed.turn.microbatch.to_string();
         let size = (1.55 * (width - 2.0) / self.digits as f64).min(12.0);
@@ -124,6 +128,17 @@ impl Drawing {
             let weight = if white { Weight::White } else { Weight::Plain };
             let place = (x + width / 2.0, y + ROW / 2.0 + 0.36 * size);
             self.page.text(place, size, weight, Anchor::Middle, &label);
+        }
+        self.version(timed, (x, y), width, white);
+    }
+
+    /// As many dots at the foot of a block as its version of the weights has, modulo four.
+    fn version(&mut self, timed: &Timed, (x, y): (f64, f64), width: f64, white: bool) {
+        let dots = timed.turn.version % 4;
+        let apart = (width / 5.0).min(5.0);
+        for dot in 0..dots {
+            let at = (x + apart * (dot as f64 + 0.7), y + ROW - 5.0);
+            self.page.bar(at, (0.6 * apart, 2.5), if white { "#ffffff" } else { "#222222" });
         }
     }
 
@@ -193,7 +208,10 @@ impl Drawing {
         self.page.waiting((x, y), (14.0, 14.0));
         x = self.word(x + 14.0, y, "waits");
         if let Some(words) = shades(panels) {
-            self.word(x - 5.0, y, &format!("({words})"));
+            x = self.word(x - 5.0, y, &format!("({words})"));
+        }
+        if has_versions(panels) {
+            self.word(x, y, "dots: version of the weights, modulo 4");
         }
     }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::scale::ticks;
-use super::{Panel, TurnKind, any_again, longest, shades, short, shortest};
+use super::{Panel, TurnKind, any_again, has_versions, longest, shades, short, shortest};
 use crate::simulate::Timed;
 
 /// How to draw for a terminal.
@@ -215,6 +215,9 @@ impl Canvas {
             });
         }
         if !self.colour {
+            if has_versions(panels) {
+                parts.push("'1 after a number: with the weights after update 1".to_owned());
+            }
             parts.push(". waits".to_owned());
         }
         parts.push("kept: the most micro-batches at once, for all layers of a row".to_owned());
@@ -240,7 +243,7 @@ fn peaks(panel: &Panel<'_>, stage_group: usize) -> String {
     }
 }
 
-/// `B3`, and `B3b` on the second chunk; in colour the number alone.
+/// `B3`, and `B3b` on the second chunk; `B3'1` with version 1 of the weights; in colour the number alone.
 fn label(timed: &Timed, colour: bool) -> String {
     let turn = &timed.turn;
     if colour {
@@ -251,5 +254,9 @@ fn label(timed: &Timed, colour: bool) -> String {
         Ok(chunk @ 1..26) => char::from(b'a' + chunk).to_string(),
         _ => format!(".{}", turn.chunk),
     };
-    format!("{}{}{chunk}", TurnKind::of(turn).letter(), turn.microbatch)
+    let version = match turn.version {
+        0 => String::new(),
+        version => format!("'{version}"),
+    };
+    format!("{}{}{chunk}{version}", TurnKind::of(turn).letter(), turn.microbatch)
 }

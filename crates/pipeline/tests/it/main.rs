@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
+mod asynchronous;
 mod checking;
 mod chimera;
 mod closed_forms;

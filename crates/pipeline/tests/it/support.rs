@@ -31,6 +31,7 @@ pub(crate) fn all(p: usize, m: usize) -> impl Iterator<Item = (NamedSchedule, Sc
         let may_fail = match named {
             _ if named.goes_both_ways() => !p.is_multiple_of(2) || !m.is_multiple_of(2),
             NamedSchedule::Interleaved => !m.is_multiple_of(p),
+            NamedSchedule::PipeDream2bw => m < p,
             _ => false,
         };
         assert!(built.is_ok() || may_fail, "{named} {p} {m}");

@@ -48,7 +48,7 @@ pub fn average_script(
         let program = script.program_of(training.world.library.placed(&program), members.clone());
         push_as(&mut script, &format!("average {}", unit.name), program, views, &outputs, None);
         if unit.facts.gathering == Gathering::AfterUpdate {
-            gather_weights(&mut script, unit, b, weights, training)?;
+            gather_weights(&mut script, unit, weights, training)?;
         }
     }
     Ok(script)

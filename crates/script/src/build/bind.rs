@@ -165,7 +165,8 @@ impl<'a> Binder<'a> {
             }
             Role::Scalar => {
                 let scalar = Scalar::of_port(&port.name);
-                (BufferKey::Scalar(scalar), Category::Inputs, Source::Host)
+                let update = self.world.update_of(microbatch);
+                (self.world.scalar_key(scalar, update), Category::Inputs, Source::Host)
             }
             Role::Boundary => {
                 let producer = self.producer(instance, &port.name)?;

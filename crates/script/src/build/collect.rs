@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use phalanx_ir::DType;
 use phalanx_spmd::{Gathering, Keep};
 
+use super::versions::VersionPlaces;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Kind, Lane, Port, Role, Run, ScheduledRun,
     ScriptError, StageGroup, Tier, Unit, View, World, Write, programs,
@@ -19,7 +20,6 @@ use crate::schedule::Part;
 /// Inserts gathers and releases around the runs of a schedule.
 pub(super) struct Collector<'a> {
     reader: Reader<'a>,
-    shards: &'a [BufferId],
     weights: DType,
     gathered_ranges: Vec<GatheredRange>,
     /// For each unit: the program that gathers it, once it is needed.
@@ -45,33 +45,26 @@ struct GatheredRange {
 }
 
 impl<'a> Collector<'a> {
-    /// For the runs of a stage group, which read these units. `shards` holds what the rank keeps of
-    /// each, in elements of the type `weights`.
+    /// For the runs of a stage group, which read these units, in elements of the type `weights`.
     pub(super) fn new(
         world: &'a World<'a>,
         stage_group: usize,
         units: &'a [Unit],
-        shards: &'a [BufferId],
         weights: DType,
     ) -> Self {
         let stage_group = world.stage_groups[stage_group];
         let reader = Reader { world, stage_group, units };
         let releases = vec![Vec::new(); stage_group.turns.len()];
         let programs = vec![None; units.len()];
-        Self {
-            reader,
-            shards,
-            weights,
-            gathered_ranges: gathered_ranges(reader),
-            programs,
-            releases,
-        }
+        Self { reader, weights, gathered_ranges: gathered_ranges(reader), programs, releases }
     }
 
-    /// Issues the gathers that are due before a run, and binds its weights to the gathered buffers.
+    /// Issues the gathers that are due before a run, and binds its weights to the gathered buffers. `versions` says
+    /// where what a rank keeps of each unit lies.
     pub(super) fn before(
         &mut self,
         run: usize,
+        versions: &VersionPlaces<'_>,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         for index in 0..self.gathered_ranges.len() {
@@ -82,8 +75,10 @@ impl<'a> Collector<'a> {
                 continue;
             };
             let due = run + prefetch.min(in_flight.saturating_sub(1));
-            if buffer.is_none() && first <= due {
-                self.gather(index, in_flight, binder)?;
+            let turn = self.reader.stage_group.turns[first];
+            if buffer.is_none() && first <= due && versions.exists(unit, turn) {
+                let shard = versions.read(unit, turn);
+                self.gather((index, shard), in_flight, binder)?;
             }
         }
         for stay in &self.gathered_ranges {
@@ -112,7 +107,7 @@ impl<'a> Collector<'a> {
     /// time: those of the run before must have been released.
     fn gather(
         &mut self,
-        index: usize,
+        (index, shard): (usize, BufferId),
         in_flight: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
@@ -139,7 +134,7 @@ impl<'a> Collector<'a> {
         let view = |buffer| View { buffer, offset: 0 };
         let run = Run {
             program,
-            inputs: vec![view(self.shards[number])],
+            inputs: vec![view(shard)],
             outputs: vec![(view(buffer), Write::Overwrite)],
             contributes: vec![],
         };
@@ -172,7 +167,7 @@ fn gathered_ranges(reader: Reader<'_>) -> Vec<GatheredRange> {
         return Vec::new();
     }
     let turns = reader.stage_group.turns;
-    let sweeps = sweeps(turns);
+    let sweeps = reader.world.updates.is_none() && sweeps(turns);
     let mut gathered_ranges: Vec<GatheredRange> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
         for unit in read_units(reader, *turn) {

@@ -6,6 +6,7 @@ use phalanx_ir::{Axis, DType, Mesh};
 use phalanx_spmd::{Gathering, Share};
 
 use super::norm::StepNumbers;
+use super::versions::{NextVersion, VersionPlaces};
 use super::{
     Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
     ScriptError, Source, StageGroup, State, Tier, TrainingScript, Unit, UnitBuffers, View, Write,
@@ -15,26 +16,31 @@ use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
 use crate::library::Placed;
 
-/// Appends the updates and the gathers of new weights; gradients are multiplied by the coefficient.
+/// Appends the next update of all units, and the gathers of new weights; gradients are multiplied by the
+/// coefficient.
 pub(super) fn append(
     script: &mut Script,
     state: &State,
     training: &TrainingScript<'_>,
     StepNumbers { coefficient, go }: StepNumbers,
+    versions: &mut VersionPlaces<'_>,
 ) -> Result<(), ScriptError> {
-    let (TrainingScript { precision, optimizer, .. }, ranks) = (*training, training.ranks());
+    let (TrainingScript { world, precision, optimizer, .. }, ranks) = (*training, training.ranks());
+    let update = versions.done();
     // Where steps may change nothing, the optimizer counts those that changed something.
     let applied = state.scalars.iter().find(|kept| kept.scalar == Scalar::Applied);
-    for (unit, b) in state.units.iter().zip(&state.buffers) {
-        let own = own_weights(unit, b, ranks);
+    for (number, (unit, b)) in state.units.iter().zip(&state.buffers).enumerate() {
+        let NextVersion { from, into } = versions.next(number, script, precision.weights)?;
+        let [own, new] = [from, into].map(|buffer| View { buffer, ..own_weights(unit, b, ranks) });
         if !unit.updates(ranks) {
-            gather_weights(script, unit, b, own, training)?;
+            gather_weights(script, unit, new, training)?;
             continue;
         }
-        let lr = scalar(script, Scalar::LearningRate, precision.state);
+        let mut given = |of| scalar(script, world.scalar_key(of, update), precision.state);
+        let lr = given(Scalar::LearningRate);
         let step = match applied {
             Some(applied) => applied.buffer,
-            None => scalar(script, Scalar::Step, precision.state),
+            None => given(Scalar::Step),
         };
         let (mesh, members) = updating(unit, training)?;
         let program = update::update(unit, precision, optimizer, go.is_some(), &mesh)?;
@@ -42,16 +48,17 @@ pub(super) fn append(
         let mut inputs = vec![stored, held(b.trained())];
         inputs.extend(b.states.iter().map(held));
         inputs.extend([lr, step, coefficient].into_iter().chain(go).map(whole));
-        let mut outputs = vec![stored];
+        let mut outputs = vec![b.master.as_ref().map_or(new, held)];
         outputs.extend(b.states.iter().map(held));
-        outputs.extend(b.master.as_ref().map(|_| own));
+        outputs.extend(b.master.as_ref().map(|_| new));
         let label = format!("update {}", unit.name);
         let program = script.program_of(training.world.library.placed(&program), members);
         push_as(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
         if unit.facts.gathering == Gathering::AfterUpdate {
-            gather_weights(script, unit, b, own, training)?;
+            gather_weights(script, unit, new, training)?;
         }
     }
+    versions.updated();
     Ok(())
 }
 
@@ -72,9 +79,8 @@ fn updating(
     Ok((Mesh::new(rest.iter().map(|(axis, size)| (axis.name(), *size)))?, members))
 }
 
-/// A scalar that the host provides for each step.
-fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
-    let key = BufferKey::Scalar(scalar);
+/// A scalar that the host provides.
+fn scalar(script: &mut Script, key: BufferKey, dtype: DType) -> BufferId {
     script.find(&key).unwrap_or_else(|| {
         script.buffer(Buffer {
             key,
@@ -102,7 +108,6 @@ pub(super) fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<
 pub(super) fn gather_weights(
     script: &mut Script,
     unit: &Unit,
-    buffers: &UnitBuffers,
     own: View,
     training: &TrainingScript<'_>,
 ) -> Result<(), ScriptError> {
@@ -110,7 +115,7 @@ pub(super) fn gather_weights(
     let run = Run {
         program: script.program(training.world.library.placed(&program)),
         inputs: vec![own],
-        outputs: vec![(whole(buffers.weights.buffer), Write::Overwrite)],
+        outputs: vec![(whole(own.buffer), Write::Overwrite)],
         contributes: vec![],
     };
     script.actions.push(Action {

@@ -41,6 +41,8 @@ impl HeldRange {
 pub struct UnitBuffers {
     /// What programs read, or its shard.
     pub weights: HeldRange,
+    /// The same as it was one update ago, two updates ago, and so on, if runs still read it.
+    pub older: Vec<HeldRange>,
     /// The gradient as the update reads it, if the unit is trained.
     pub gradient: Option<HeldRange>,
     /// The wide copy that is updated, if weights are narrow.
@@ -54,6 +56,7 @@ impl UnitBuffers {
     pub fn get(&self, kind: StateKind) -> Option<&HeldRange> {
         match kind {
             StateKind::Weights => Some(&self.weights),
+            StateKind::Older(age) => self.older.get(age.checked_sub(1)?),
             StateKind::Gradient => self.gradient.as_ref(),
             StateKind::Master => self.master.as_ref(),
             StateKind::Optimizer(number) => self.states.get(number),
@@ -68,9 +71,16 @@ impl UnitBuffers {
     /// Everything that is kept.
     pub fn all(&self) -> impl Iterator<Item = (StateKind, &HeldRange)> {
         let optimizer = (0..self.states.len()).map(StateKind::Optimizer);
+        let older = (1..=self.older.len()).map(StateKind::Older);
         let kinds = [StateKind::Weights, StateKind::Gradient, StateKind::Master];
-        let kinds = kinds.into_iter().chain(optimizer);
+        let kinds = kinds.into_iter().chain(older).chain(optimizer);
         kinds.filter_map(|kind| self.get(kind).map(|held| (kind, held)))
+    }
+
+    /// The buffer of the weights that are so many updates old.
+    pub(super) fn aged(&self, age: usize) -> BufferId {
+        let held = age.checked_sub(1).map_or(&self.weights, |index| &self.older[index]);
+        held.buffer
     }
 
     /// The gradient of a unit that is trained.
@@ -87,10 +97,10 @@ pub(super) fn own(unit: &Unit, ranks: RankOnMesh<'_>) -> Range<usize> {
     shard * size..(shard + 1) * size
 }
 
-/// Buffers for what a rank keeps of each unit that is trained.
+/// Buffers for what a rank keeps of each unit that is trained, of whose weights so many older versions are read.
 pub(super) fn buffers(
     script: &mut Script,
-    units: &[Unit],
+    (units, delays): (&[Unit], &[usize]),
     precision: Precision,
     optimizer: Optimizer,
     ranks: RankOnMesh<'_>,
@@ -99,6 +109,8 @@ pub(super) fn buffers(
     for (number, unit) in units.iter().enumerate() {
         let mut keeper = Keeper { script, unit, number, ranks };
         let weights = keeper.keep(StateKind::Weights, precision.weights);
+        let older = (1..=delays[number]).map(StateKind::Older);
+        let older = older.map(|kind| keeper.keep(kind, precision.weights)).collect();
         let mut gradient = keeper.keep(StateKind::Gradient, precision.grads);
         // Reduced in place, a whole gradient is complete in the part that this rank updates.
         if unit.facts.reduction == Reduction::OwnPart {
@@ -114,7 +126,7 @@ pub(super) fn buffers(
         let master = precision.has_masters().then(|| state(StateKind::Master)).flatten();
         let states = (0..optimizer.states()).filter_map(|i| state(StateKind::Optimizer(i)));
         let states = states.collect();
-        found.push(UnitBuffers { weights, gradient: Some(gradient), master, states });
+        found.push(UnitBuffers { weights, older, gradient: Some(gradient), master, states });
     }
     found
 }
@@ -129,7 +141,8 @@ pub(super) fn weights(
     let units = units.iter().enumerate();
     let keep = |(number, unit)| {
         let weights = Keeper { script, unit, number, ranks }.keep(StateKind::Weights, dtype);
-        UnitBuffers { weights, gradient: None, master: None, states: Vec::new() }
+        let (older, states) = (Vec::new(), Vec::new());
+        UnitBuffers { weights, older, gradient: None, master: None, states }
     };
     units.map(keep).collect()
 }
@@ -147,7 +160,9 @@ impl Keeper<'_> {
     fn keep(&mut self, kind: StateKind, dtype: DType) -> HeldRange {
         let (unit, facts) = (self.unit, &self.unit.facts);
         let (kept, category, unwritten) = match kind {
-            StateKind::Weights => (facts.weights, Category::Weights, unit.padding(dtype)),
+            StateKind::Weights | StateKind::Older(_) => {
+                (facts.weights, Category::Weights, unit.padding(dtype))
+            }
             StateKind::Gradient => {
                 (facts.gradient, Category::Gradients, unit.without_gradient(dtype))
             }

@@ -10,6 +10,7 @@
 //! different units, so each sums its own, and one collective over all ranks adds these sums.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use phalanx_ir::ops::{Collective, CollectiveKind, CompareKind, SumSquares, UnaryKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
@@ -78,6 +79,63 @@ pub(super) fn append(
         }
     }
     Ok(StepNumbers { coefficient, go })
+}
+
+/// Appends what one stage group adds to loss and squares of some micro-batches, into a buffer for both.
+pub(super) fn sums_of_group(
+    script: &mut Script,
+    kept: &State,
+    training: &TrainingScript<'_>,
+    into: BufferId,
+    these: impl Fn(usize) -> bool,
+) -> Result<(), ScriptError> {
+    let mut losses = losses(script);
+    losses.retain(|(buffer, _)| match &script.buffers[buffer.0].key {
+        BufferKey::Value(value) => these(value.microbatch),
+        _ => false,
+    });
+    let counts = |unit: &&Unit| unit.stage_groups.first() == Some(&training.at.stage_group);
+    let counted: Vec<&Unit> = kept.units.iter().filter(counts).collect();
+    let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    let units = kept.units.iter().zip(&kept.buffers).filter(|(unit, _)| counts(unit));
+    inputs.extend(units.map(|(_, b)| held(b.trained())));
+    let sums = Sums { losses: &losses, units: &counted, training };
+    let program = training.world.library.placed(&sums.of_group()?);
+    push(script, "sums", program, inputs, &[whole(into)], None);
+    Ok(())
+}
+
+/// The mesh of all ranks of all stage groups, and the ranks.
+pub(super) fn all_ranks(world: &World<'_>) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
+    match &world.stage_groups[..] {
+        [one] => Ok((one.mesh.clone(), one.ranks.into())),
+        all => together(&all.iter().collect::<Vec<_>>()),
+    }
+}
+
+/// A program over all ranks that adds up their parts of several pairs of numbers.
+pub(super) fn over_all(
+    mesh: &Mesh,
+    dtype: DType,
+    pairs: usize,
+    then: impl for<'b> FnOnce(&[[Tensor<'b>; 2]]),
+) -> Result<Program, ScriptError> {
+    let b = Builder::on("norm", dtype, mesh.clone());
+    let axes = all_axes(mesh);
+    let ty = TensorType::new(dtype, vec![2]);
+    let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
+    let parts: Vec<Tensor<'_>> =
+        (0..pairs).map(|i| b.input(&format!("sums{i}"), Role::Loss, ty.clone())).collect();
+    let all = match parts[..] {
+        [one] => one,
+        _ => b.concat(&parts, 0),
+    };
+    let all = all_reduce(all, &axes);
+    let number = |i: usize| all.slice(0, i, 1).reshape([]);
+    let sums: Vec<[Tensor<'_>; 2]> =
+        (0..pairs).map(|i| [0, 1].map(|j| number(2 * i + j))).collect();
+    then(&sums);
+    Ok(b.finish()?)
 }
 
 /// Appends the sum of the micro-batches' losses: the loss of a script that only runs forward.
@@ -192,18 +250,15 @@ fn over_devices(
     dtype: DType,
     then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),
 ) -> Result<Program, ScriptError> {
-    let b = Builder::on("norm", dtype, mesh.clone());
-    let axes = all_axes(mesh);
-    let ty = TensorType::new(dtype, vec![2]);
-    let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
-    let [loss, squares] = apart(all_reduce(b.input("sums", Role::Loss, ty), &axes));
-    then(loss, squares);
-    Ok(b.finish()?)
+    over_all(mesh, dtype, 1, |sums| {
+        let [loss, squares] = sums[0];
+        then(loss, squares);
+    })
 }
 
 /// The norm, and the coefficient that clips it. If the loss is scaled, also whether the norm is
 /// finite, and the scale.
-fn finish(loss: Tensor<'_>, squares: Tensor<'_>, training: &TrainingScript<'_>) {
+pub(super) fn finish(loss: Tensor<'_>, squares: Tensor<'_>, training: &TrainingScript<'_>) {
     let (b, dtype) = (loss.builder(), loss.ty().dtype);
     let scale = training.scaling.map(|_| b.scalar(Scalar::LossScale.name()));
     let unscaled = scale.map(|scale| scale.unary(UnaryKind::Recip));

@@ -37,9 +37,8 @@ pub(super) struct Reducer<'a> {
     runs: BTreeMap<(usize, usize), Vec<usize>>,
     /// The buffer for a unit's gradient of the current group, if it is a separate one.
     formed: BTreeMap<(usize, usize), BufferId>,
-    /// The units that stage groups share, in the order in which they are summed, with the level of their last
-    /// contribution in any stage group; those that are not summed yet.
-    shared: VecDeque<(usize, usize)>,
+    /// The units that stage groups share, in the order in which they are summed; those that are not summed yet.
+    shared: VecDeque<SharedSum>,
     /// For each unit: the program that sums such a gradient into its shard, once it is needed.
     scatters: Vec<Option<ProgramId>>,
 }
@@ -59,7 +58,8 @@ impl<'a> Reducer<'a> {
             training: *training,
             units,
             buffers,
-            together: sweeps(training.stage_group().turns),
+            // Each update takes the gradients of its own micro-batches alone.
+            together: training.world.updates.is_none() && sweeps(training.stage_group().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
             shared: shared(training.world, units),
@@ -72,7 +72,10 @@ impl<'a> Reducer<'a> {
             }
         }
         for (unit, buffer) in whole.into_iter().enumerate() {
-            let complete = reducer.contributions(unit, |_| true);
+            let world = training.world;
+            let each = 0..world.update_count(training.at.stage_group);
+            let of = |update| reducer.contributions(unit, |m| world.update_of(m) == update);
+            let complete = each.map(of).collect();
             let shared = units[unit].shared();
             binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         }
@@ -110,7 +113,9 @@ impl<'a> Reducer<'a> {
             if last != Some(run) {
                 continue;
             }
+            let update = |group| self.training.world.update_of(group);
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
+                .filter(|((_, other), _)| update(*other) == update(group))
                 .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
             match self.units[unit].facts.reduction {
                 Reduction::Whole | Reduction::OwnPart | Reduction::OnRoot if !ends => {}
@@ -126,16 +131,25 @@ impl<'a> Reducer<'a> {
             }
         }
         let (levels, own) = (&self.training.world.links.levels, self.training.at.stage_group);
-        while let Some((_, unit)) = self.shared.pop_front_if(|(last, _)| *last <= levels[own][run])
-        {
-            self.sum_groups(unit, binder)?;
+        while let Some(sum) = self.shared.pop_front_if(|sum| sum.level <= levels[own][run]) {
+            self.sum_groups(sum.unit, binder)?;
         }
         Ok(())
     }
 
-    /// After the last turn: sums what stage groups share and other groups complete later.
-    pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        self.shared.iter().try_for_each(|(_, unit)| self.sum_groups(*unit, binder))
+    /// Before an update: sums what stage groups share and other groups complete later. The next contributions are the
+    /// first ones again.
+    pub(super) fn end_update(
+        &mut self,
+        update: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        while let Some(sum) = self.shared.pop_front_if(|sum| sum.update <= update) {
+            self.sum_groups(sum.unit, binder)?;
+        }
+        let gradient = |buffer| self.buffers.iter().any(|own| own.trained().buffer == buffer);
+        binder.begun.retain(|(buffer, _)| !gradient(*buffer));
+        Ok(())
     }
 
     /// Every rank gets the sum.
@@ -266,7 +280,7 @@ impl<'a> Reducer<'a> {
             tier: Tier::Device,
             padding: vec![],
         });
-        let complete = self.contributions(unit, |m| self.group(m) == group);
+        let complete = vec![self.contributions(unit, |m| self.group(m) == group)];
         let gaps = spec.without_gradient(dtype);
         if !gaps.is_empty() {
             let label = format!("clear {}", spec.name);
@@ -323,25 +337,39 @@ impl<'a> Reducer<'a> {
     }
 }
 
-/// The units that stage groups share, ordered by the level of the last turn of any stage group that works on an
-/// instance which has them.
-fn shared(world: &World<'_>, units: &[Unit]) -> VecDeque<(usize, usize)> {
-    let complete = |unit: &Unit| {
+/// A sum over the stage groups that share a unit.
+struct SharedSum {
+    /// The update that it is for.
+    update: usize,
+    /// The level of the last contribution of any stage group.
+    level: usize,
+    unit: usize,
+}
+
+/// The sums over stage groups: for one update after the other, ordered by the level of the last turn of any stage group
+/// that works on an instance which has the unit.
+fn shared(world: &World<'_>, units: &[Unit]) -> VecDeque<SharedSum> {
+    let level = |unit: &Unit, update: usize| {
         let uses = |turn: &ScheduledRun| {
             let params = &world.model.instances()[turn.instance].params;
-            unit.members.iter().any(|member| params.values().any(|param| *param == member.param))
+            let own = |param: &usize| unit.members.iter().any(|member| member.param == *param);
+            world.update_of(turn.microbatch) == update && params.values().any(own)
         };
         let last = |&group: &usize| {
             let turn = world.stage_groups[group].turns.iter().rposition(uses)?;
             Some(world.links.levels[group][turn])
         };
-        let last = unit.stage_groups.iter().filter_map(last).max();
-        last.expect("a stage group that holds a unit works on its parameters")
+        unit.stage_groups.iter().filter_map(last).max()
     };
-    let shared = (0..units.len()).filter(|&unit| units[unit].stage_groups.len() > 1);
-    let mut shared: Vec<(usize, usize)> =
-        shared.map(|unit| (complete(&units[unit]), unit)).collect();
+    let mut sums = Vec::new();
+    for unit in (0..units.len()).filter(|&unit| units[unit].stage_groups.len() > 1) {
+        for update in 0..world.update_count(units[unit].stage_groups[0]) {
+            let level = level(&units[unit], update);
+            let level = level.expect("a stage group that holds a unit works on its parameters");
+            sums.push(SharedSum { update, level, unit });
+        }
+    }
     let first = |unit: usize| units[unit].members.iter().map(|member| member.param).min();
-    shared.sort_by_key(|&(level, unit)| (level, first(unit)));
-    shared.into()
+    sums.sort_by_key(|sum| (sum.update, sum.level, first(sum.unit)));
+    sums.into()
 }

@@ -20,7 +20,7 @@ impl State {
             let kept = buffers.all().filter(move |(kind, _)| match kind {
                 StateKind::Weights => updated && !narrow,
                 StateKind::Gradient => false,
-                StateKind::Master | StateKind::Optimizer(_) => true,
+                StateKind::Older(_) | StateKind::Master | StateKind::Optimizer(_) => true,
             });
             kept.map(move |(kind, held)| (StateKey { unit, kind }, held))
         })

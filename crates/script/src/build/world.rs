@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_call::Message;
-use phalanx_ir::Model;
+use phalanx_ir::{Instance, Model};
 
 use super::RankPlace;
 use super::links::Links;
@@ -13,10 +13,12 @@ use super::messages::gaps;
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
 use crate::error::ScriptError;
+use crate::key::{BufferKey, Scalar};
 use crate::library::Library;
 use crate::names::Names;
 use crate::stage_group::StageGroup;
 use crate::unit::Unit;
+use crate::updates::Updates;
 
 /// A model on the stage groups of a step: which group holds what, and what groups send each other.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub struct World<'a> {
     pub stage_groups: Vec<StageGroup<'a>>,
     /// Its programs.
     pub library: Arc<Library>,
+    /// When weights are updated, if not once at the end of each script.
+    pub updates: Option<Updates>,
     /// For each parameter: the stage groups whose instances have it.
     pub(crate) holders: Vec<Vec<usize>>,
     /// For each stage group: the instances that its turns work on.
@@ -53,7 +57,50 @@ impl<'a> World<'a> {
         let links = Links::new(model, &stage_groups, &library, &|stage_group| {
             wirings[stage_group].clone()
         })?;
-        Ok(Self { model, stage_groups, library, holders, held, wirings, links })
+        let updates = None;
+        Ok(Self { model, stage_groups, library, updates, holders, held, wirings, links })
+    }
+
+    /// The same, where weights are updated by this rule.
+    pub fn updated(self, updates: Option<Updates>) -> Self {
+        Self { updates, ..self }
+    }
+
+    /// The update of a script that a micro-batch contributes to, counted from 0.
+    pub(crate) fn update_of(&self, microbatch: usize) -> usize {
+        self.updates.as_ref().map_or(0, |updates| updates.of(microbatch))
+    }
+
+    /// The key of a scalar that the host provides for an update.
+    pub(super) fn scalar_key(&self, scalar: Scalar, update: usize) -> BufferKey {
+        match self.updates {
+            None => BufferKey::Scalar(scalar),
+            Some(_) => BufferKey::UpdateScalar { scalar, update },
+        }
+    }
+
+    /// How many updates a script has.
+    pub(crate) fn update_count(&self, stage_group: usize) -> usize {
+        let turns = self.stage_groups[stage_group].turns.iter();
+        turns.map(|turn| self.update_of(turn.microbatch) + 1).fold(1, usize::max)
+    }
+
+    /// How many updates old the weights of a unit are that runs read. All its parameters have one delay, because an
+    /// update takes the gradients of all that read them.
+    pub(crate) fn delay(&self, unit: &Unit) -> Result<usize, ScriptError> {
+        let Some(updates) = &self.updates else { return Ok(0) };
+        let reads = |(_, instance): &(usize, &Instance)| {
+            unit.members.iter().any(|own| instance.params.values().any(|&p| p == own.param))
+        };
+        let readers = self.model.instances().iter().enumerate().filter(reads);
+        let delays: BTreeSet<usize> = readers.map(|(index, _)| updates.delays[index]).collect();
+        match delays.len() {
+            0 | 1 => Ok(delays.into_iter().fold(0, usize::max)),
+            _ => Err(ScriptError::Schedule(format!(
+                "`{}` is read with delays of {delays:?} updates: parameters that several stages share need one delay",
+                unit.name
+            ))),
+        }
     }
 
     /// Whether a stage group's turns work on an instance.

@@ -102,7 +102,7 @@ fn a_tied_weight_gets_two_contributions_of_every_micro_batch() {
             let mut expected = vec![Write::Add; users * microbatches];
             expected[0] = Write::Overwrite;
             assert_eq!(writes, expected, "{}", param.name);
-            let complete = script.accumulators.iter().flat_map(|a| &a.complete);
+            let complete = script.accumulators.iter().flat_map(|a| a.complete.iter().flatten());
             let awaited = complete.filter(|c| c.param == number).count();
             assert_eq!(awaited, users * microbatches, "{}", param.name);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{FileWriter, Header, ParamBlock, PlacedEntry, SavedEntry};
 use phalanx_engine::DiskStore;
-use phalanx_script::{BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey};
+use phalanx_script::{BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind};
 
 use super::{SavedFiles, kind_name, saves};
 use crate::Lowered;
@@ -50,7 +50,7 @@ impl FilePlan {
                 let entry = SavedEntry {
                     param: planner.lowered.model.params()[member.param].name.clone(),
                     kind: kind.to_owned(),
-                    version: 0,
+                    version: version(key.kind),
                     replica: planner.lowered.replica(rank),
                     block: blocks.of(member.param),
                     elements,
@@ -69,6 +69,14 @@ impl FilePlan {
 
     pub(super) fn file(&self, writer: FileWriter, script: ScriptKey) -> RankFile {
         RankFile { writer, places: self.places.get(&script).cloned().unwrap_or_default() }
+    }
+}
+
+/// How many updates ago a state was the newest, in checkpoints.
+fn version(kind: StateKind) -> usize {
+    match kind {
+        StateKind::Older(age) => age,
+        _ => 0,
     }
 }
 

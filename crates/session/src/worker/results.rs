@@ -8,18 +8,28 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::Param;
 use phalanx_models::hf;
 use phalanx_runtime::ScriptId;
-use phalanx_script::{Number, Scalar, StateKind};
+use phalanx_script::{BufferKey, Number, Scalar, StateKind};
 
 use super::RankWorker;
-use crate::forward::{read_number, read_scalar};
+use crate::forward::{read_number, read_scalar, read_scalar_of};
 use crate::store::assemble;
 use crate::{StateRange, StepResult, StepScale};
 
 impl<E: Engine> RankWorker<E> {
-    /// The numbers of a step that a script was just run for.
-    pub(super) fn result(&mut self, train: ScriptId, step: u64) -> Result<StepResult> {
+    /// The numbers of a step that a script was just run for, counted from 0 in the script.
+    pub(super) fn result(
+        &mut self,
+        train: ScriptId,
+        index: usize,
+        step: u64,
+    ) -> Result<StepResult> {
         let bytes = self.settings.precision.state.size();
-        let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
+        let several = self.executor.script(train).updates.is_some();
+        let key = |number| match several {
+            true => BufferKey::NumberOf { number, index },
+            false => BufferKey::Number(number),
+        };
+        let mut read = |number| read_scalar_of(&mut self.executor, train, &key(number), bytes);
         let (loss, grad_norm) = (read(Number::Loss)?, read(Number::GradNorm)?);
         let scaling = self.settings.scaling.map(|_| self.scaled(train, step)).transpose()?;
         Ok(StepResult { loss, grad_norm, scaling })

@@ -36,8 +36,11 @@ fn stages_that_run_again_do_what_one_rank_does() {
             let sets = [&SETS[..], &[&schedule], inside].concat();
             agrees(&format!("{named}, {inside:?}"), &llama(&sets), None);
         }
-        let sets = [&SETS[..], &[&schedule]].concat();
-        agrees(&format!("{named}, tied"), &gpt(&sets), None);
+        // Stages that update at different times share no weights.
+        let tied = if named == NamedSchedule::PipeDream { "false" } else { "true" };
+        let tied = format!("model.tied={tied}");
+        let sets = [&SETS[..], &[&schedule, &tied]].concat();
+        agrees(&format!("{named}, {tied}"), &gpt(&sets), None);
     }
 }
 

@@ -345,6 +345,9 @@ fn every_schedule_is_a_system() {
     let named = |schedule: NamedSchedule| ALL.iter().any(|(_, name)| *name == schedule.name());
     let missing: Vec<NamedSchedule> =
         NamedSchedule::ALL.into_iter().filter(|schedule| !named(*schedule)).collect();
+    // Those without a flush have grids of their own (`pipelines.rs`, `asynchronous.rs`).
+    let missing: Vec<NamedSchedule> =
+        missing.into_iter().filter(|schedule| !schedule.is_asynchronous()).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 

@@ -148,12 +148,13 @@ fn pipes() -> Vec<Pipe> {
         };
         all.extend([(2, 8), odd, (4, 4)].map(|(pp, m)| Pipe::new(schedule, pp, m)));
         for turn in (number % 2..LAYOUTS.len()).step_by(2) {
-            let tied = (number + turn) / 2 % 2 == 1;
+            let tied = (number + turn) / 2 % 2 == 1 && schedule != NamedSchedule::PipeDream;
             let m = if turn < 4 { 4 } else { 2 };
             all.push(Pipe { layout: LAYOUTS[turn], tied, ..Pipe::new(schedule, 2, m) });
         }
         if schedule != NamedSchedule::Naive {
-            let (layout, tied) = (AGAIN[number % 3], number % 2 == 1);
+            let tied = number % 2 == 1 && schedule != NamedSchedule::PipeDream;
+            let layout = AGAIN[number % 3];
             all.push(Pipe { again: true, ..Pipe::new(schedule, odd.0, odd.1) });
             all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });
         }

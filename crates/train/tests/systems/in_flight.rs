@@ -174,7 +174,9 @@ impl Case<'_> {
         ];
         sets.extend(self.inside.iter().map(|set| (*set).to_owned()));
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
-        if self.recompute == "full" { gpt(&sets) } else { llama(&sets) }
+        // Stages that update at different times share no weights.
+        let tied = self.recompute == "full" && self.named != NamedSchedule::PipeDream;
+        if tied { gpt(&sets) } else { llama(&sets) }
     }
 
     fn layers(&self) -> usize {

@@ -66,7 +66,10 @@ fn load(model: &[&str], sets: &[&str]) -> Loaded {
 }
 
 fn try_load(model: &[&str], sets: &[&str]) -> Result<Loaded> {
-    let all = model.iter().chain(&BOTH).chain(sets);
+    // Without a moment at which all gradients exist there is nothing to clip to.
+    let unclipped = sets.contains(&"parallel.schedule=pipedream");
+    let both = BOTH.iter().filter(|set| !unclipped || !set.starts_with("optim.clip"));
+    let all = model.iter().chain(both).chain(sets);
     let sources = all.fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
     Config::load(&sources)
 }
@@ -88,10 +91,9 @@ pub(crate) fn models(loaded: &Loaded) -> Models {
 /// The settings of a configuration, on these ranks instead of its own.
 pub(crate) fn settings(loaded: &Loaded, parallel: Option<Parallel>) -> Settings {
     let own = Settings::new(&loaded.config).unwrap();
-    match parallel {
-        Some(parallel) => Settings { parallel, ..own },
-        None => own,
-    }
+    let Some(parallel) = parallel else { return own };
+    let unclipped = parallel.pipeline.name() == "pipedream";
+    Settings { clip: own.clip.filter(|_| !unclipped), parallel, ..own }
 }
 
 /// A model on ranks; nothing runs.

@@ -1,0 +1,52 @@
+//! Several steps as one script: ranks run them without waiting for each other in between.
+
+use std::ops::Range;
+
+use phalanx_engine::Engine;
+use phalanx_error::Result;
+use phalanx_script::{Outcome, ScriptKey};
+
+use super::{RankWorker, without};
+use crate::command::{BatchSource, StepReply};
+use crate::feed::Scalars;
+use crate::lowered::BLOCK;
+use crate::save::Saves;
+
+impl<E: Engine> RankWorker<E> {
+    /// Whether the first of these steps are run as a block: if there are enough of them, and none of them is saved or
+    /// traced by itself.
+    pub(super) fn takes_block(&self, steps: Range<u64>, traced: Option<u64>) -> bool {
+        let block = steps.start..steps.start + BLOCK as u64;
+        let alone = traced.is_some_and(|step| block.contains(&step));
+        let saves = self.saves.as_ref().is_some_and(Saves::is_waiting);
+        let known = self.scripts.contains_key(&ScriptKey::Block);
+        known && !alone && !saves && block.end <= steps.end
+    }
+
+    /// Runs a block of steps, and gives their results.
+    pub(super) fn block(&mut self, from: u64, batches: &dyn BatchSource) -> Result<Vec<StepReply>> {
+        let key = ScriptKey::Block;
+        let seed = self.settings.seed;
+        let loaded = self.scripts.get_mut(&key).ok_or_else(|| without(key))?;
+        for index in 0..BLOCK {
+            let step = from + index as u64;
+            batches.with(step, &mut |data, lr| {
+                let scalars = Scalars { lr, step, seed };
+                loaded.feed.write_step(&mut self.executor, index, data, scalars)
+            })?;
+        }
+        loaded.runs += 1;
+        let (id, last) = (loaded.id, from + BLOCK as u64 - 1);
+        self.pulse.iter().for_each(|pulse| pulse.begin(id, last));
+        self.executor.run(id)?;
+        let taken = (0..BLOCK).map(|index| {
+            let step = from + index as u64;
+            let result = self.result(id, index, step)?;
+            self.record(step, Outcome::Applied);
+            Ok(StepReply { result, outcome: Outcome::Applied, traced: None })
+        });
+        let taken = taken.collect::<Result<_>>()?;
+        self.pulse.iter().for_each(|pulse| pulse.end(last));
+        Ok(taken)
+    }
+}
