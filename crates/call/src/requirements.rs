@@ -1,6 +1,6 @@
 //! What an engine needs to know before values get their slots.
 
-use phalanx_ir::{Exchange, Instr, Program, ValueId};
+use phalanx_ir::{Exchange, Halo, Instr, Program, ValueId};
 
 use crate::ALIGN;
 
@@ -34,7 +34,8 @@ pub trait Requirements: Send + Sync {
     /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs: the
     /// kernel's own, followed by the numbers that ranks exchange inside the op.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize {
-        let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
+        let numbers = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
+        let exchanged = numbers + Halo::scratch(program, instr, ALIGN);
         match exchanged {
             0 => self.own(program, instr),
             _ => self.exchange_offset(program, instr) + exchanged,

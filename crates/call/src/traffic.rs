@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
+use phalanx_ir::{Axis, Exchange, Halo, Instr, Op, Program};
 
 /// The collectives of one kind over the same axes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -44,25 +44,32 @@ pub struct Moved {
 /// What one rank moves in one run of a program.
 pub fn of_program(program: &Program, rank: usize) -> BTreeMap<Route, Moved> {
     let mut total = BTreeMap::new();
-    for (route, moved) in program.instrs().iter().filter_map(|i| of_instr(program, i, rank)) {
+    for (route, moved) in program.instrs().iter().flat_map(|i| of_instr(program, i, rank)) {
         add(&mut total, route, moved);
     }
     total
 }
 
-/// What one rank moves for one instruction of a program, if others take part in it.
-pub fn of_instr(program: &Program, instr: &Instr, rank: usize) -> Option<(Route, Moved)> {
+/// What one rank moves for one instruction of a program, as far as others take part in it.
+pub fn of_instr(program: &Program, instr: &Instr, rank: usize) -> Vec<(Route, Moved)> {
     let mesh = program.mesh();
-    let (op, axes, moved) = match &instr.op {
-        Op::Collective(collective) => of_collective(program, instr, collective, rank)?,
-        _ => {
-            let exchange = Exchange::of(program, instr)?;
-            let n = mesh.count(&exchange.axes) as u64;
-            let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
-            ("all_gather", exchange.axes, Moved { calls: 1, bytes })
-        }
-    };
-    Some((Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved))
+    let route = |op, axes: &[Axis]| Route { op, axes: mesh.axes_of(mesh.mask(axes)) };
+    if let Op::Collective(collective) = &instr.op {
+        let moved = of_collective(program, instr, collective, rank);
+        return moved.into_iter().map(|(op, axes, moved)| (route(op, &axes), moved)).collect();
+    }
+    let numbers = Exchange::of(program, instr).map(|exchange| {
+        let n = mesh.count(&exchange.axes) as u64;
+        let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
+        (route("all_gather", &exchange.axes), Moved { calls: 1, bytes })
+    });
+    let halos = Halo::of(program, instr).into_iter().map(|halo| {
+        // A call in each direction in which anything is read.
+        let calls = u64::from(halo.reach.before > 0) + u64::from(halo.reach.after > 0);
+        let bytes = halo.received(mesh, rank) as u64;
+        (route("permute", &halo.axes), Moved { calls, bytes })
+    });
+    numbers.into_iter().chain(halos).collect()
 }
 
 /// Adds what was moved to the totals.

@@ -1,7 +1,7 @@
 //! What one rank does for an instruction, from the types alone.
 
 use phalanx_ir::ops::{CollectiveKind, Shaped};
-use phalanx_ir::{DType, Exchange, Instr, Op, OpDef, Program, TensorType, ValueId};
+use phalanx_ir::{DType, Exchange, Halo, Instr, Op, OpDef, Program, TensorType, ValueId};
 
 /// What one rank does for an instruction.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -69,6 +69,15 @@ impl Transfer {
             let given = program.ty(instr.inputs[0]).local_bytes(mesh) as f64;
             let once = Self::collective(&collective.kind, mesh.count(&collective.axes), given);
             return Self { rounds: once.rounds * collective.pieces as f64, ..once };
+        }
+        let halos = Halo::of(program, instr);
+        if !halos.is_empty() {
+            // Both neighbours at once; a rank in the middle has two.
+            let rounds = halos.len() as f64;
+            let slab = |halo: &Halo| halo.slab.iter().product::<usize>() * halo.dtype.size();
+            let lines = |halo: &Halo| halo.reach.before + halo.reach.after;
+            let bytes = halos.iter().map(|halo| lines(halo) * slab(halo)).sum::<usize>() as f64;
+            return Self { rounds, bytes };
         }
         match Exchange::of(program, instr) {
             None => Self::default(),

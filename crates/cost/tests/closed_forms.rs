@@ -192,10 +192,8 @@ fn collectives_move_what_rings_move() {
 fn transfers_are_those_of_the_predicted_traffic() {
     let program = program("dp=2 tp=4", COLLECTIVES);
     for instr in program.instrs() {
-        let bytes = match traffic::of_instr(&program, instr, 0) {
-            Some((_, moved)) => moved.bytes as f64,
-            None => 0.0,
-        };
+        let moved = traffic::of_instr(&program, instr, 0);
+        let bytes = moved.iter().map(|(_, moved)| moved.bytes as f64).sum::<f64>();
         assert_eq!(Transfer::of(&program, instr).bytes, bytes, "{}", text::instr(&program, instr));
     }
 }

@@ -1,6 +1,6 @@
 //! A small convolutional network that classifies images: the one that PyTorch's MNIST examples start from.
 
-use phalanx_ir::ops::Window;
+use phalanx_ir::ops::{Window, ZeroPadding};
 use phalanx_ir::{Builder, DType, Init, IrError, Model, Tensor};
 
 use crate::architecture::{Architecture, BatchShape, Purpose, port};
@@ -63,7 +63,9 @@ impl Cnn {
         let ([height, width], channels) = (self.image, self.channels[1]);
         let b = Builder::new("fc1", compute);
         let x = b.boundary(port::H, [batch, height, width, channels]);
-        let x = x.reshape([batch, self.features()]);
+        // What lies behind the last row of uneven heights becomes rows of the weight's gradient, and must
+        // be zero there.
+        let x = b.apply(ZeroPadding, &[x]).reshape([batch, self.features()]);
         b.output(port::H, linear(&b, "fc1", x, [self.features(), self.hidden]).relu());
         b
     }

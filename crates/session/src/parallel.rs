@@ -24,6 +24,12 @@ fn channels() -> TensorPlan {
     plan.columns("fc1.*").rows("fc2.*")
 }
 
+/// How weights are split where images are split by their height ([`Sequence`]): features are places first,
+/// so what a rank has of an image goes with some rows of the first fully connected layer.
+fn heights() -> TensorPlan {
+    TensorPlan::new("tp").rows("fc1.weight")
+}
+
 /// A strategy that several threads may read.
 pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
 
@@ -83,7 +89,9 @@ impl Parallel {
         if config.tp.get() > 1 && !search {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
             strategies.push(match (config.tp_kind, &config.tp_plan.0[..]) {
-                (TpKind::OneD, []) if kind == ModelKind::Cnn => Arc::new(channels()),
+                (TpKind::OneD, []) if kind == ModelKind::Cnn => {
+                    Arc::new(if config.sp { heights() } else { channels() })
+                }
                 (TpKind::OneD, []) => Arc::new(Megatron::default()),
                 (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
                 (TpKind::TwoD | TpKind::TwoAndAHalfD, _) => {

@@ -11,6 +11,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::ops::Window;
 use phalanx_ir::{Op, ValueId};
 
+use super::halo;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::gemm::{Packing, matmul, matmul_scratch};
@@ -18,30 +19,33 @@ use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::patches::Patches;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
-    let (a, b, out) = (op.input(0), op.input(1), op.output(0));
+    let (mut tasks, mut operands) = halo::compile(op)?;
+    let out = op.output(0);
+    let [b, a] = [operands.pop(), operands.pop()].map(|var| var.expect("it has two operands"));
     let [x, y] = [op.instr.inputs[0], op.instr.outputs[0]];
     let made = match &op.instr.op {
         Op::Conv2d(conv) => {
-            let patches = patches(op, &conv.window, [x, y], false, &a, &b);
+            let patches = patches(op, &conv.window, [x, y], false, &a, &b)?;
             for_float!(op, a.dtype, T => {
                 task(Convolution::<T> { patches, from: a, weights: b, out, types: PhantomData })
             })
         }
         Op::Conv2dInputGrad(conv) => {
-            let patches = patches(op, &conv.window, [y, x], true, &a, &b);
+            let patches = patches(op, &conv.window, [y, x], true, &a, &b)?;
             for_float!(op, a.dtype, T => {
                 task(Convolution::<T> { patches, from: a, weights: b, out, types: PhantomData })
             })
         }
         Op::Conv2dWeightGrad(conv) => {
-            let patches = patches(op, &conv.window, [x, op.instr.inputs[1]], false, &a, &out);
+            let patches = patches(op, &conv.window, [x, op.instr.inputs[1]], false, &a, &out)?;
             for_floats!(op, a.dtype, out.dtype, T, C => {
                 task(WeightGrad::<T, C> { patches, x: a, dy: b, out, types: PhantomData })
             })
         }
         _ => return Err(op.unsupported("it is no convolution")),
     }?;
-    Ok(vec![made])
+    tasks.push(made);
+    Ok(tasks)
 }
 
 /// How patches are gathered from `from` for these weights.
@@ -52,11 +56,9 @@ fn patches(
     backwards: bool,
     from: &Var,
     weights: &Var,
-) -> Patches {
-    Patches {
-        taps: [weights.shape[0], weights.shape[1]],
-        ..gathered(op, window, of, backwards, from)
-    }
+) -> Result<Patches, EngineError> {
+    let taps = [weights.shape[0], weights.shape[1]];
+    Ok(Patches { taps, ..gathered(op, window, of, backwards, from)? })
 }
 
 /// How what taps read is gathered from `from`, for images and outputs of these values.
@@ -66,12 +68,14 @@ pub(super) fn gathered(
     [images, outputs]: [ValueId; 2],
     backwards: bool,
     from: &Var,
-) -> Patches {
+) -> Result<Patches, EngineError> {
     let (program, mesh) = (op.program, op.program.mesh());
-    let spans = window.spans(program.ty(images), program.ty(outputs), mesh, op.rank);
+    let (images, outputs) = (program.ty(images), program.ty(outputs));
+    let spans = window.spans(images, outputs, (mesh, op.rank), backwards);
+    let spans = spans.ok_or_else(|| op.unsupported("height or width is not sharded in blocks"))?;
     let taps = window.size;
     let (line, channels, valid) = (from.shape[2], from.shape[3], from.valid[3]);
-    Patches { spans, taps, backwards, line, channels, valid }
+    Ok(Patches { spans, taps, backwards, line, channels, valid })
 }
 
 /// Rows of a product at a time: their patches should stay in the cache.

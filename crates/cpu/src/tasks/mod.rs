@@ -14,6 +14,7 @@ mod dispatch;
 mod embedding_grad;
 mod extent;
 mod fused;
+mod halo;
 mod key_product;
 mod loss;
 mod lowered;

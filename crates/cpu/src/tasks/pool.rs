@@ -8,31 +8,34 @@ use phalanx_ir::Op;
 use phalanx_ir::ops::PoolKind;
 
 use super::conv::gathered;
+use super::halo;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::patches::Patches;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
-    let (from, out) = (op.input(0), op.output(0));
+    let (mut tasks, operands) = halo::compile(op)?;
+    let (from, out) = (operands[0].clone(), op.output(0));
     let [x, y] = [op.instr.inputs[0], op.instr.outputs[0]];
     let made = match &op.instr.op {
         Op::Pooling(pool) => {
-            let patches = gathered(op, &pool.window, [x, y], false, &from);
+            let patches = gathered(op, &pool.window, [x, y], false, &from)?;
             let taken = (pool.kind == PoolKind::Max).then(|| op.output(1));
             for_float!(op, from.dtype, T => {
                 task(Pooling::<T> { patches, from, taken, out, types: PhantomData })
             })
         }
         Op::PoolingGrad(pool) => {
-            let patches = gathered(op, &pool.of.window, [y, x], true, &from);
-            let taken = (pool.of.kind == PoolKind::Max).then(|| op.input(1));
+            let patches = gathered(op, &pool.of.window, [y, x], true, &from)?;
+            let taken = (pool.of.kind == PoolKind::Max).then(|| operands[1].clone());
             for_float!(op, from.dtype, T => {
                 task(PoolingGrad::<T> { patches, dy: from, taken, out, types: PhantomData })
             })
         }
         _ => return Err(op.unsupported("it is no pooling")),
     }?;
-    Ok(vec![made])
+    tasks.push(made);
+    Ok(tasks)
 }
 
 /// A worker's places of a result (all dims but the channels).

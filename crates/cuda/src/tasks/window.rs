@@ -2,12 +2,17 @@
 
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{PoolKind, Window};
-use phalanx_ir::{Op, ValueId};
+use phalanx_ir::{Halo, Op, ValueId};
 
 use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    if !Halo::of(op.program, op.instr).is_empty() {
+        return Err(op.unsupported(
+            "height or width is sharded, and rows of neighbours are not exchanged here yet",
+        ));
+    }
     let (a, out) = (op.input(0), op.output(0));
     let [x, y] = [op.instr.inputs[0], op.instr.outputs[0]];
     let float = op.float(a.dtype)?;
@@ -17,18 +22,18 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let over = |kernel, args| Ok(vec![op.over(out.elements(), kernel, args)]);
     match &op.instr.op {
         Op::Conv2d(conv) => {
-            let words = words(op, &conv.window, [x, y], &out, &a, &op.input(1).shape);
+            let words = words(op, &conv.window, [x, y], &out, &a, &op.input(1).shape)?;
             let args = vec![a.arg(), op.input(1).arg(), out.arg(), words];
             over(spec("convolution", false), args)
         }
         Op::Conv2dInputGrad(conv) => {
-            let words = words(op, &conv.window, [y, x], &out, &a, &op.input(1).shape);
+            let words = words(op, &conv.window, [y, x], &out, &a, &op.input(1).shape)?;
             let args = vec![a.arg(), op.input(1).arg(), out.arg(), words];
             over(spec("convolution", true), args)
         }
         Op::Conv2dWeightGrad(conv) => {
             let dy = op.input(1);
-            let words = words(op, &conv.window, [x, op.instr.inputs[1]], &dy, &a, &out.shape);
+            let words = words(op, &conv.window, [x, op.instr.inputs[1]], &dy, &a, &out.shape)?;
             let types = [float, op.float(out.dtype)?];
             let kernel = KernelSpec::of(Source::Window, "convolution_weights", &types);
             let args = vec![a.arg(), dy.arg(), out.arg(), words, out.adds()];
@@ -36,13 +41,13 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             Ok(vec![Task::Kernel(KernelTask::new(kernel, blocks, 128, args))])
         }
         Op::Pooling(pool) => {
-            let words = words(op, &pool.window, [x, y], &out, &a, &pool.window.size);
+            let words = words(op, &pool.window, [x, y], &out, &a, &pool.window.size)?;
             let max = pool.kind == PoolKind::Max;
             let taken = if max { op.output(1).arg() } else { Arg::Null };
             over(spec("pool", max), vec![a.arg(), out.arg(), taken, words])
         }
         Op::PoolingGrad(pool) => {
-            let words = words(op, &pool.of.window, [y, x], &out, &a, &pool.of.window.size);
+            let words = words(op, &pool.of.window, [y, x], &out, &a, &pool.of.window.size)?;
             let max = pool.of.kind == PoolKind::Max;
             let taken = if max { op.input(1).arg() } else { Arg::Null };
             over(spec("pool_grad", max), vec![a.arg(), taken, out.arg(), words])
@@ -59,14 +64,17 @@ fn words(
     result: &Var,
     from: &Var,
     taps: &[usize],
-) -> Arg {
+) -> Result<Arg, EngineError> {
     let (program, mesh) = (op.program, op.program.mesh());
-    let spans = window.spans(program.ty(images), program.ty(outputs), mesh, op.rank);
+    let (images, outputs) = (program.ty(images), program.ty(outputs));
+    let backwards = matches!(op.instr.op, Op::Conv2dInputGrad(_) | Op::PoolingGrad(_));
+    let spans = window.spans(images, outputs, (mesh, op.rank), backwards);
+    let spans = spans.ok_or_else(|| op.unsupported("height or width is not sharded in blocks"))?;
     let mut words = [result.shape.as_slice(), &result.valid, &from.shape[1..]].concat();
     words.extend([from.valid[3], taps[0], taps[1]]);
     for span in spans {
         words.extend([span.size, span.stride, span.dilation, span.shift]);
         words.extend([span.inputs, span.outputs].concat());
     }
-    Arg::Words(words.into_iter().map(|n| n as i64).collect())
+    Ok(Arg::Words(words.into_iter().map(|n| n as i64).collect()))
 }

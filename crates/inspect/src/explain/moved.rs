@@ -16,19 +16,23 @@ use phalanx_error::bytes;
 /// A program, with what each collective moves at the end of its line.
 pub(super) fn program_text(program: &Program, rank: usize) -> String {
     text::commented(program, |instr| {
-        let (route, moved) = of_instr(program, instr, rank)?;
-        Some(match &instr.op {
-            // The line already has its name and its axes.
-            Op::Collective(_) => amount(moved),
-            _ => line(&route, moved),
-        })
+        let moved = of_instr(program, instr, rank);
+        let parts: Vec<String> = (moved.iter())
+            .map(|(route, moved)| match &instr.op {
+                // The line already has its name and its axes.
+                Op::Collective(_) => amount(*moved),
+                _ => line(route, *moved),
+            })
+            .collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
     })
 }
 
 /// The collectives of a program, in its order.
 pub(super) fn program_json(program: &Program, rank: usize) -> Vec<Value> {
     let instrs = program.instrs().iter().enumerate();
-    let moved = instrs.filter_map(|(at, instr)| Some((at, of_instr(program, instr, rank)?)));
+    let moved = instrs
+        .flat_map(|(at, instr)| of_instr(program, instr, rank).into_iter().map(move |m| (at, m)));
     let row = |(at, (route, moved)): (usize, (Route, Moved))| {
         json!({
             "instruction": at,

@@ -2,13 +2,15 @@
 //!
 //! Weights are `[height, width, channels in, channels out]`, so that the patches of all outputs,
 //! side by side, times the weights as one matrix are the result. Batch and both channels may be
-//! sharded, as in a matrix product.
+//! sharded, as in a matrix product; height and width too, where every output goes with as many rows of
+//! the image as the stride: then neighbours exchange rows ([`crate::Halo`]).
 
 use super::window::{self, Window, image};
 use super::{OpDef, Product, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
+use crate::halo::Reach;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -89,9 +91,14 @@ impl OpDef for Conv2d {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("b h w i, k l i o -> b y x o", ins, outs)
-            .whole("h w k l y x")
+        let [images, outputs, whole] = self.window.factors(ins[0], outs[0]);
+        Rule::declare(&format!("b{images} i, k l i o -> b{outputs} o"), ins, outs)
+            .whole(&whole)
             .linear(&[&[0], &[1]])
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        self.window.reaches(0)
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -132,9 +139,14 @@ impl OpDef for Conv2dInputGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("b y x o, k l i o -> b h w i", ins, outs)
-            .whole("h w k l y x")
+        let [images, outputs, whole] = self.window.factors(outs[0], ins[0]);
+        Rule::declare(&format!("b{outputs} o, k l i o -> b{images} i"), ins, outs)
+            .whole(&whole)
             .linear(&[&[0], &[1]])
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        self.window.reaches_back(0)
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -167,9 +179,14 @@ impl OpDef for Conv2dWeightGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("b h w i, b y x o -> k l i o", ins, outs)
-            .whole("h w k l y x")
+        let [images, outputs, whole] = self.window.factors(ins[0], ins[1]);
+        Rule::declare(&format!("b{images} i, b{outputs} o -> k l i o"), ins, outs)
+            .whole(&whole)
             .linear(&[&[0], &[1]])
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        self.window.reaches(0)
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

@@ -31,6 +31,7 @@ mod window;
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
+use crate::halo::Reach;
 use crate::mesh::Axis;
 use crate::rule::Rule;
 use crate::types::TensorType;
@@ -166,6 +167,11 @@ pub trait OpDef {
     fn exchanges(&self) -> usize {
         0
     }
+
+    /// How far it reads beyond the block of a rank, by operand and dim, where the dim is sharded.
+    fn reaches(&self) -> Vec<Reach> {
+        Vec::new()
+    }
 }
 
 macro_rules! ops {
@@ -227,6 +233,9 @@ macro_rules! ops {
             fn is_update(&self) -> bool { match self { $(Op::$variant(op) => op.is_update()),* } }
             fn exchanges(&self) -> usize {
                 match self { $(Op::$variant(op) => op.exchanges()),* }
+            }
+            fn reaches(&self) -> Vec<Reach> {
+                match self { $(Op::$variant(op) => op.reaches()),* }
             }
         }
 

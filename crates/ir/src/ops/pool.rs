@@ -5,6 +5,7 @@ use super::{OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
+use crate::halo::Reach;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -80,11 +81,17 @@ impl OpDef for Pooling {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let [images, outputs, whole] = self.window.factors(ins[0], outs[0]);
+        let one = format!("b{images} c -> b{outputs} c");
         match self.kind {
-            PoolKind::Max => Rule::declare("b h w c -> b y x c, b y x c", ins, outs),
-            PoolKind::Mean => Rule::declare("b h w c -> b y x c", ins, outs).linear(&[&[0]]),
+            PoolKind::Max => Rule::declare(&format!("{one}, b{outputs} c"), ins, outs),
+            PoolKind::Mean => Rule::declare(&one, ins, outs).linear(&[&[0]]),
         }
-        .whole("h w y x")
+        .whole(&whole)
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        self.window.reaches(0)
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -126,12 +133,19 @@ impl OpDef for PoolingGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let [images, outputs, whole] = self.of.window.factors(outs[0], ins[0]);
+        let one = format!("b{outputs} c -> b{images} c");
         match self.of.kind {
-            PoolKind::Max => Rule::declare("b y x c, b y x c -> b h w c", ins, outs),
-            PoolKind::Mean => Rule::declare("b y x c -> b h w c", ins, outs),
+            PoolKind::Max => Rule::declare(&format!("b{outputs} c, {one}"), ins, outs),
+            PoolKind::Mean => Rule::declare(&one, ins, outs),
         }
-        .whole("h w y x")
+        .whole(&whole)
         .linear(&[&[0]])
+    }
+
+    fn reaches(&self) -> Vec<Reach> {
+        let operands = if self.of.kind == PoolKind::Max { 2 } else { 1 };
+        (0..operands).flat_map(|operand| self.of.window.reaches_back(operand)).collect()
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

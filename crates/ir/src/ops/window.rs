@@ -4,6 +4,7 @@
 //! `y · stride + j · dilation − pad`; what lies outside counts as zero, or is left out of a maximum.
 
 use crate::attr::{AttrReader, Attrs};
+use crate::halo::Reach;
 use crate::mesh::Mesh;
 use crate::types::TensorType;
 
@@ -78,23 +79,79 @@ impl Window {
         Ok(outputs)
     }
 
-    /// How a rank reads its part of images, for its part of the outputs.
+    /// How a rank reads images for its part of the outputs, or backwards, outputs for its part of images:
+    /// what is read is the rank's block with what comes from neighbours. `None` if a dim is not sharded in
+    /// blocks.
     pub fn spans(
         &self,
         images: &TensorType,
         outputs: &TensorType,
-        mesh: &Mesh,
-        rank: usize,
-    ) -> [WindowSpan; 2] {
-        let [inputs, outputs] = [images, outputs].map(|ty| ty.local_valid(mesh, rank));
-        std::array::from_fn(|dim| WindowSpan {
-            size: self.size[dim],
-            stride: self.stride[dim],
-            dilation: self.dilation[dim],
-            shift: self.pad[dim],
-            inputs: [0, inputs[dim + 1]],
-            outputs: [0, outputs[dim + 1]],
-        })
+        (mesh, rank): (&Mesh, usize),
+        backwards: bool,
+    ) -> Option<[WindowSpan; 2]> {
+        let read = if backwards { outputs } else { images };
+        let reaches = if backwards { self.reaches_back(0) } else { self.reaches(0) };
+        let mut spans = [None, None];
+        for (dim, span) in spans.iter_mut().enumerate() {
+            let part = read.part(dim + 1, mesh, rank);
+            let (start, whole) = (part.start()?, part.shards == 1);
+            let [before, after] = match whole {
+                true => [0, 0],
+                false => [reaches[dim].before, reaches[dim].after],
+            };
+            // Of the elements that are held now, those that exist in the whole.
+            let end = (read.shape[dim + 1] + before).saturating_sub(start);
+            let held = [before.saturating_sub(start), end.min(part.len() + before + after)];
+            let other = if backwards { images } else { outputs };
+            let other = [0, other.local_valid(mesh, rank)[dim + 1]];
+            *span = Some(WindowSpan {
+                size: self.size[dim],
+                stride: self.stride[dim],
+                dilation: self.dilation[dim],
+                shift: match (backwards, whole) {
+                    (true, _) => self.pad[dim] + before * self.stride[dim],
+                    (false, true) => self.pad[dim],
+                    (false, false) => self.pad[dim] - before,
+                },
+                inputs: if backwards { other } else { held },
+                outputs: if backwards { held } else { other },
+            });
+        }
+        let [rows, columns] = spans;
+        rows.zip(columns).map(|(rows, columns)| [rows, columns])
+    }
+
+    /// The dims of images and of outputs as factors, for images and outputs of these sizes: an output's row
+    /// goes with `stride` rows of the image, if there are as many. Otherwise the dims are whole.
+    pub(super) fn factors(&self, images: &[usize], outputs: &[usize]) -> [String; 3] {
+        let mut texts = [String::new(), String::new(), "k l s t".to_owned()];
+        for (dim, [image, row, step]) in [["h", "y", "s"], ["w", "x", "t"]].iter().enumerate() {
+            let along = images[dim + 1] == outputs[dim + 1] * self.stride[dim];
+            texts[0] += &if along { format!(" ({row} {step})") } else { format!(" {image}") };
+            texts[1] += &format!(" {row}");
+            texts[2] += &if along { String::new() } else { format!(" {image} {row}") };
+        }
+        texts
+    }
+
+    /// How far outputs read beyond the rows of images that go with them.
+    pub(super) fn reaches(&self, operand: usize) -> Vec<Reach> {
+        let reach = |dim: usize| {
+            let span = (self.size[dim] - 1) * self.dilation[dim];
+            let after = (span + 1).saturating_sub(self.pad[dim] + self.stride[dim]);
+            Reach { operand, dim: dim + 1, before: self.pad[dim], after }
+        };
+        vec![reach(0), reach(1)]
+    }
+
+    /// How far the gradient of images reads beyond the outputs that go with them.
+    pub(super) fn reaches_back(&self, operand: usize) -> Vec<Reach> {
+        let reach = |dim: usize| {
+            let (span, stride) = ((self.size[dim] - 1) * self.dilation[dim], self.stride[dim]);
+            let before = span.saturating_sub(self.pad[dim]) / stride;
+            Reach { operand, dim: dim + 1, before, after: self.pad[dim].div_ceil(stride) }
+        };
+        vec![reach(0), reach(1)]
     }
 
     pub(super) fn attrs(&self, attrs: Attrs) -> Attrs {

@@ -2,8 +2,13 @@
 //! values are sharded along the sequence, so norms and residual additions are not computed twice
 //! and less is kept for the backward. All-reduces become a reduce-scatter and an all-gather.
 //!
-//! Only boundary values are annotated; a partial sum then takes the layout of the residual stream
+//! Of images `[batch, height, width, channels]` it is the height: windows that reach beyond a rank's rows
+//! exchange those at the edges (`ir/src/halo.rs`).
+//!
+//! Only boundary values, and images that are read, are annotated; a partial sum then takes the layout of the residual stream
 //! that it is added to.
+
+use phalanx_ir::Role;
 
 use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
@@ -39,7 +44,8 @@ impl Strategy for Sequence {
         if ctx.degree(&self.axis) == 1 {
             return Ok(());
         }
-        for value in ctx.boundaries() {
+        let data = ctx.program().inputs_with(Role::Data).map(|port| port.value);
+        for value in ctx.boundaries().into_iter().chain(data) {
             if ctx.program().ty(value).shape.len() > 2 {
                 ctx.shard(value, 1, &self.axis)?;
             }

@@ -49,6 +49,8 @@ fn joined_axes(op: &Op, rule: &Rule, assignment: &[Sharding], bug: Option<Bug>) 
         Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::CrossEntropyGrad(_) => &["v"],
         Op::Attention(a) if !a.drops() => &["s"],
         Op::AttentionGrad(a) if !a.of.drops() => &["s"],
+        Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) => &["y", "x"],
+        Op::Pooling(_) | Op::PoolingGrad(_) => &["y", "x"],
         Op::Rotary(_) if bug != Some(Bug::LocalPositions) => &["s"],
         _ => &[],
     };

@@ -17,6 +17,7 @@ mod gpu;
 mod grids;
 mod half;
 mod in_flight;
+mod operators;
 mod optimizers;
 mod pipelines;
 mod planted;

@@ -1,0 +1,139 @@
+//! Rows of neighbours: an operand whose height or width is sharded is copied into scratch memory, with room
+//! around it, and ranks send each other what lies at their edges.
+
+use phalanx_call::{ALIGN, Slot};
+use phalanx_comm::{Blocks, CollectiveOp, Strides};
+use phalanx_engine::EngineError;
+use phalanx_ir::Halo;
+
+use super::transfer::Transfer;
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, task};
+use crate::requirements::CpuRequirements;
+
+/// The operands of an instruction with what its windows read of neighbours, and the tasks that make them.
+pub(super) fn compile(op: &Operation<'_>) -> Result<(Tasks, Vec<Var>), EngineError> {
+    let (mut tasks, mut at): (Tasks, usize) = (vec![], offset(op));
+    let mut operands: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
+    let halos = Halo::of(op.program, op.instr);
+    for (index, operand) in operands.iter_mut().enumerate() {
+        let own: Vec<&Halo> = halos.iter().filter(|halo| halo.reach.operand == index).collect();
+        let Some(first) = own.first() else { continue };
+        let scratch =
+            op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
+        let mut valid = operand.valid.clone();
+        let mut corner = [0; 2];
+        for halo in &own {
+            valid[halo.reach.dim] = halo.extended[halo.reach.dim];
+            corner[halo.reach.dim - 1] = halo.reach.before;
+        }
+        at = at.next_multiple_of(ALIGN);
+        let slot = Slot::Workspace(scratch + at);
+        let room = Var { slot, dtype: operand.dtype, shape: first.extended.clone(), valid };
+        tasks.push(task(Inset { from: operand.clone(), to: room.clone(), corner }));
+        for halo in &own {
+            tasks.extend(exchange(op, halo, &room, (scratch + at, corner), operand)?);
+        }
+        at += first.bytes();
+        *operand = room;
+    }
+    Ok((tasks, operands))
+}
+
+/// Where in the instruction's scratch memory its operands with a halo begin.
+fn offset(op: &Operation<'_>) -> usize {
+    let requirements = CpuRequirements { products: *op.products };
+    phalanx_call::Requirements::exchange_offset(&requirements, op.program, op.instr)
+}
+
+/// Both transfers along one dim.
+fn exchange(
+    op: &Operation<'_>,
+    halo: &Halo,
+    room: &Var,
+    (at, corner): (usize, [usize; 2]),
+    block: &Var,
+) -> Result<Tasks, EngineError> {
+    let mesh = op.program.mesh();
+    let (n, shard) = (mesh.count(&halo.axes), mesh.shard(op.rank, &halo.axes));
+    let (dim, len) = (halo.reach.dim, block.shape[halo.reach.dim]);
+    let channels = room.shape[3];
+    let line = room.shape[2] * channels;
+    let (before, after) = (halo.reach.before, halo.reach.after);
+    if before.max(after) > len {
+        return Err(op.unsupported(format!(
+            "a rank has {len} rows of dim {dim}, and a window reads {} of its neighbour",
+            before.max(after)
+        )));
+    }
+    let (previous, next) = (shard.checked_sub(1), Some(shard + 1).filter(|&next| next < n));
+    // What goes to the next rank lies before the end of the block, what goes to the previous one at its
+    // start; both come to lie beyond the other end.
+    let both = [(before, next, previous, len, 0), (after, previous, next, before, before + len)];
+    let mut tasks = Tasks::new();
+    for (count, to, from, source, target) in both.into_iter().filter(|(count, ..)| *count > 0) {
+        // Along the height: lines of the block's own columns. Along the width: columns of all lines.
+        let (rows, elements) = match dim {
+            1 => (count, halo.slab[2] * channels),
+            _ => (halo.slab[1], count * channels),
+        };
+        let place = |index: usize| match dim {
+            1 => index * line + corner[1] * channels,
+            _ => index * channels,
+        };
+        let strides = Strides { block: 0, outer: room.shape[1] * line, row: line };
+        let blocks =
+            Blocks { outer: room.shape[0], rows, len: elements, source: strides, target: strides };
+        let kind = CollectiveOp::Permute { to, from };
+        let call =
+            op.plan(|endpoint, site| endpoint.call(site, &halo.axes, kind, room.dtype, blocks))?;
+        let part = |index: usize| {
+            let elements = room.elements() - place(index);
+            let slot = Slot::Workspace(at + place(index) * room.dtype.size());
+            Var { slot, dtype: room.dtype, shape: vec![elements], valid: vec![elements] }
+        };
+        tasks.push(task(Transfer::of(vec![(0, call)], part(source), part(target))));
+    }
+    Ok(tasks)
+}
+
+/// A block in the middle of a larger one.
+struct Inset {
+    from: Var,
+    to: Var,
+    /// Lines above it and columns before it.
+    corner: [usize; 2],
+}
+
+impl Task for Inset {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let images = share.of(self.from.shape[0]);
+        let of = |var: &Var| {
+            let each = var.elements() / var.shape[0].max(1);
+            images.start * each..images.end * each
+        };
+        vec![self.from.reads(of(&self.from)), self.to.writes(of(&self.to))]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let size = self.from.dtype.size();
+        let [_, height, width, channels] = [0, 1, 2, 3].map(|dim| self.from.shape[dim]);
+        let bytes = width * channels * size;
+        for image in cx.share.of(self.from.shape[0]) {
+            // What no neighbour fills is planned all the same, and must not hold what was there.
+            let each = self.to.elements() / self.to.shape[0] * size;
+            // SAFETY: the task declared that it writes this worker's images.
+            unsafe { cx.ptr::<u8>(&self.to).add(image * each).write_bytes(0, each) };
+            for line in 0..height {
+                let from = (image * height + line) * bytes;
+                let row = image * self.to.shape[1] + line + self.corner[0];
+                let to = (row * self.to.shape[2] + self.corner[1]) * channels * size;
+                // SAFETY: the task declared both accesses; the line lies in this worker's images, and
+                // scratch memory overlaps no operand.
+                unsafe {
+                    let (source, target) = (cx.ptr::<u8>(&self.from), cx.ptr::<u8>(&self.to));
+                    std::ptr::copy_nonoverlapping(source.add(from), target.add(to), bytes);
+                }
+            }
+        }
+    }
+}
