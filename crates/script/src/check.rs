@@ -75,8 +75,8 @@ struct Gradients<'a> {
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
     reduced: BTreeSet<BufferId>,
-    /// For each buffer: how many updates used it.
-    updated: BTreeMap<BufferId, usize>,
+    /// For each update so far: the buffer that it used.
+    updated: Vec<BufferId>,
 }
 
 /// Makes the error of an action, from what would go wrong and the usual fix.
@@ -97,7 +97,7 @@ impl<'a> Gradients<'a> {
             holds: BTreeMap::new(),
             partial: BTreeMap::new(),
             reduced: BTreeSet::new(),
-            updated: BTreeMap::new(),
+            updated: Vec::new(),
         }
     }
 
@@ -150,7 +150,7 @@ impl<'a> Gradients<'a> {
 
     /// After an update, the contributions of the next one begin.
     fn used(&mut self, gradient: BufferId) {
-        *self.updated.entry(gradient).or_default() += 1;
+        self.updated.push(gradient);
         if self.has_next(gradient) {
             self.holds.remove(&gradient);
             self.reduced.remove(&gradient);
@@ -158,9 +158,14 @@ impl<'a> Gradients<'a> {
         }
     }
 
+    /// How many updates used a buffer.
+    fn updates(&self, buffer: BufferId) -> usize {
+        self.updated.iter().filter(|own| **own == buffer).count()
+    }
+
     /// Whether there is an update still to come that uses a buffer.
     fn has_next(&self, buffer: BufferId) -> bool {
-        let done = self.updated.get(&buffer).map_or(0, |done| *done);
+        let done = self.updates(buffer);
         self.complete.get(&buffer).is_some_and(|(_, each)| done < each.len())
     }
 
@@ -305,7 +310,7 @@ impl<'a> Gradients<'a> {
         let script = self.script;
         let name = || script.name(buffer);
         let describe = |c: &Contribution| script.names.describe(c);
-        if self.updated.contains_key(&buffer) && !self.has_next(buffer) {
+        if self.updated.contains(&buffer) && !self.has_next(buffer) {
             return Err(bad(
                 format!("`{}` was already used for an update", name()),
                 "the contribution would be lost; update after the last micro-batch",
@@ -380,7 +385,7 @@ impl<'a> Gradients<'a> {
     fn is_complete(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         let empty = BTreeSet::new();
         let holds = self.holds.get(&buffer).unwrap_or(&empty);
-        let done = self.updated.get(&buffer).map_or(0, |done| *done);
+        let done = self.updates(buffer);
         // After the last update, its gradient can still be read.
         let each = self.complete.get(&buffer).map_or(&[][..], |(_, each)| each);
         let complete = each.get(done).or(each.last()).unwrap_or(&empty);
@@ -403,7 +408,7 @@ impl<'a> Gradients<'a> {
     fn all_used(&self) -> Result<(), ScriptError> {
         let end = self.script.actions.len();
         let mut held = self.holds.iter().filter(|(_, holds)| !holds.is_empty()).map(|(b, _)| b);
-        let unused = |b: &&BufferId| !self.updated.contains_key(b) || self.has_next(**b);
+        let unused = |b: &&BufferId| !self.updated.contains(b) || self.has_next(**b);
         match held.find(unused) {
             Some(buffer) if !self.complete.is_empty() => Err(ScriptError::Gradient {
                 action: end,

@@ -68,7 +68,10 @@ impl<'a> World<'a> {
 
     /// The update of a script that a micro-batch contributes to, counted from 0.
     pub(crate) fn update_of(&self, microbatch: usize) -> usize {
-        self.updates.as_ref().map_or(0, |updates| updates.of(microbatch))
+        match &self.updates {
+            Some(updates) => updates.of(microbatch),
+            None => 0,
+        }
     }
 
     /// The key of a scalar that the host provides for an update.
