@@ -32,12 +32,12 @@ choice! {
     }
 }
 
-/// Keys that say something about experts, and nothing where there are none.
-const OF_EXPERTS: [&str; 10] = [
+/// Keys that say something about experts, and nothing where there are none; but for those that follow from
+/// other keys, which a run's folder holds even where they say nothing.
+const OF_EXPERTS: [&str; 9] = [
     "model.router",
     "model.top_k",
     "model.capacity",
-    "model.expert_ffn",
     "model.moe_every",
     "model.shared_experts",
     "model.residual_experts",
@@ -109,7 +109,6 @@ impl ModelConfig {
             let value = written.iter().find(|(own, _)| *own == key.name).map(|(_, value)| value);
             let usual = match key.name {
                 "model.top_k" => default_top_k(self.router).write(),
-                "model.expert_ffn" => self.ffn.write(),
                 _ => key.usual(),
             };
             let Some(value) = value.filter(|value| **value != usual) else { continue };

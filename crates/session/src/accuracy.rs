@@ -4,7 +4,7 @@ use phalanx_error::Result;
 use phalanx_models::port;
 use phalanx_script::ScriptKey;
 
-use crate::command::Command;
+use crate::command::{Command, Reply};
 use crate::{Field, Forward, Session, StepData, forward};
 
 /// Samples that count, and how many of them were classified right.
@@ -51,7 +51,8 @@ fn classes<'a>(data: &StepData<'a>) -> Option<&'a [i32]> {
 
 impl Session {
     /// How many samples of the batch that was just trained on, or evaluated, were classified right.
-    /// `None` if the model classifies nothing, or if this process does not have all its logits.
+    /// `None` if the model classifies nothing or exposes no logits here, or if this process does not have all
+    /// of them.
     pub fn accuracy(&mut self, key: ScriptKey, data: &StepData<'_>) -> Result<Option<Accuracy>> {
         let Some(classes) = classes(data) else { return Ok(None) };
         if self.known.first_ranks.len() > 1 {
@@ -62,7 +63,8 @@ impl Session {
         for (microbatch, classes) in classes.chunks(classes.len() / parts).enumerate() {
             let port = port::PREDICTION;
             let answers = self.ranks.ask(Command::Show { key, port, microbatch })?;
-            if answers.len() < self.ranks.world() {
+            let exposed = answers.iter().any(|answer| matches!(answer, Reply::Shown(Some(_))));
+            if answers.len() < self.ranks.world() || !exposed {
                 return Ok(None);
             }
             all.count(&forward::gathered(port, answers)?.to_f64(), classes);

@@ -52,6 +52,48 @@ fn flops(script: &Script) -> u64 {
 }
 
 impl Session {
+    /// The script of the first rank's step; the other ranks of its stage group do the same, each on
+    /// its part.
+    pub fn script(&self) -> &Script {
+        &self.known.script
+    }
+
+    /// Where the buffers of the largest rank's script lie, and what they cost.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.known.memory
+    }
+
+    /// Bytes of all ranks' arenas, which training and evaluation share.
+    pub fn arena(&self) -> usize {
+        self.known.arenas.iter().sum()
+    }
+
+    /// Bytes of the largest rank's arena.
+    pub fn rank_arena(&self) -> usize {
+        self.known.arenas.iter().copied().max().unwrap_or(0)
+    }
+
+    /// What all ranks together will move in a step, computed from the types of their scripts.
+    pub fn moved(&self) -> &BTreeMap<Route, Moved> {
+        &self.known.moved
+    }
+
+    /// The ranks and how they divide the work, in one line.
+    pub fn layout(&self) -> &str {
+        &self.known.layout
+    }
+
+    /// For each rank of the world: what it is planned to write in a step, by category.
+    pub fn planned(&self) -> &[Vec<(Category, usize)>] {
+        &self.known.peaks
+    }
+
+    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted
+    /// separately.
+    pub fn flops_per_step(&self) -> u64 {
+        self.known.flops
+    }
+
     /// Bytes that up to so many ranks are planned to take on a device that they share: arenas, and the
     /// workspaces of libraries beside them.
     pub fn planned_bytes(&self, sharing: usize) -> usize {

@@ -59,7 +59,7 @@ use phalanx_comm::{Failure, Membership, PoolFailure};
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey, StateKind};
+use phalanx_script::{ScriptKey, StateKind};
 
 pub use accuracy::Accuracy;
 pub use backend::{Backend, EngineBackend, Size, Timing};
@@ -379,37 +379,6 @@ impl Session {
         remedies
     }
 
-    /// The script of the first rank's step; the other ranks of its stage group do the same, each on
-    /// its part.
-    pub fn script(&self) -> &Script {
-        &self.known.script
-    }
-
-    /// Where the buffers of the largest rank's script lie, and what they cost.
-    pub fn memory(&self) -> &MemoryPlan {
-        &self.known.memory
-    }
-
-    /// Bytes of all ranks' arenas, which training and evaluation share.
-    pub fn arena(&self) -> usize {
-        self.known.arenas.iter().sum()
-    }
-
-    /// Bytes of the largest rank's arena.
-    pub fn rank_arena(&self) -> usize {
-        self.known.arenas.iter().copied().max().unwrap_or(0)
-    }
-
-    /// What all ranks together will move in a step, computed from the types of their scripts.
-    pub fn moved(&self) -> &BTreeMap<Route, Moved> {
-        &self.known.moved
-    }
-
-    /// The ranks and how they divide the work, in one line.
-    pub fn layout(&self) -> &str {
-        &self.known.layout
-    }
-
     /// Runs a step twice, on the batch of the last step, and observes which bytes each rank writes.
     /// Weights and state are restored afterwards.
     pub fn observe(&mut self) -> Result<Vec<Observed>> {
@@ -417,21 +386,10 @@ impl Session {
         Ok(answers.into_iter().map(Reply::into_observed).collect())
     }
 
-    /// For each rank of the world: what it is planned to write in a step, by category.
-    pub fn planned(&self) -> &[Vec<(Category, usize)>] {
-        &self.known.peaks
-    }
-
     /// For each rank: what it has counted so far.
     pub fn measure(&mut self) -> Result<Vec<Measured>> {
         let answers = self.ranks.ask(Command::Measure)?;
         Ok(answers.into_iter().map(Reply::into_measured).collect())
-    }
-
-    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted
-    /// separately.
-    pub fn flops_per_step(&self) -> u64 {
-        self.known.flops
     }
 }
 

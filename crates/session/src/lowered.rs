@@ -112,7 +112,7 @@ impl Lowered {
         let parts = settings.microbatches;
         let pipeline = &settings.parallel.pipeline;
         let updates = pipeline.updates(model, stage_groups.len(), parts)?;
-        check_updates(&settings, updates.as_ref())?;
+        super::pipeline::check_updates(&settings, updates.as_ref())?;
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
         let blocks = match pipeline.is_asynchronous() {
             true => pipeline.turns(model, stage_groups.len(), parts, BLOCK)?,
@@ -440,25 +440,6 @@ fn owner_updates(name: &str) -> Error {
         .because("the rank that updates would have to send older weights too")
         .nearest("DDP or ZeRO; or parallel.schedule = \"1f1b\"");
     Error::refused(problem)
-}
-
-/// Refuses what several updates per script cannot mean.
-fn check_updates(settings: &Settings, updates: Option<&Updates>) -> Result<()> {
-    let Some(updates) = updates else { return Ok(()) };
-    let name = settings.parallel.pipeline.name();
-    if settings.scaling.is_some() {
-        let problem = Problem::new(format!("{name} does not scale the loss, as f16 needs"))
-            .because("its stages update before all of them know whether a gradient overflowed")
-            .nearest("precision.compute = \"bf16\"");
-        return Err(Error::refused(problem));
-    }
-    if let (Some(clip), true) = (settings.clip, updates.round < updates.step) {
-        let problem = Problem::new(format!("{name} cannot clip to a global norm of {clip}"))
-            .because("each stage updates after its own backward: there is no moment at which all gradients of a micro-batch exist")
-            .nearest("optim.clip = 0; or parallel.schedule = \"pipedream-2bw\", which clips at the end of a batch");
-        return Err(Error::refused(problem));
-    }
-    Ok(())
 }
 
 /// Merges the forward and the backward of the last instance where they follow each other, unless

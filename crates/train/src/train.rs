@@ -13,7 +13,7 @@ use std::time::Duration;
 use phalanx_data::{Batch, Loader, Samples};
 use phalanx_sys::interrupt;
 
-use crate::checkpoints::{CHECKPOINTS, Checkpoints, RunFacts, Saving};
+use crate::checkpoints::{Checkpoints, RunFacts};
 use crate::metrics::{LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, GpuPeak, Report};
@@ -110,7 +110,7 @@ fn run(
     }
     let dir = report.folder().map(|folder| folder.path().to_path_buf());
     let facts = run.checkpoint_facts(&start);
-    run.checkpoints = Checkpoints::new(saving(loaded, dir.as_deref()), facts);
+    run.checkpoints = Checkpoints::new(saving::saving(loaded, dir.as_deref()), facts);
     if let (Some(dir), None) = (dir.as_ref(), &own) {
         let lines = run.header(dir.display().to_string(), resumed);
         lines.iter().for_each(|line| report.header(line));
@@ -417,20 +417,6 @@ fn allow_restarts(loaded: &Loaded, folder: Option<&Path>, first: (u64, u64)) {
     let allowed = Allowed { restarts: config.run.restarts as u64, smaller };
     let timeout = Duration::from_secs(config.run.timeout_s.get() as u64);
     again::allow(folder, allowed, timeout, first);
-}
-
-/// When a run leaves checkpoints.
-fn saving(loaded: &Loaded, run: Option<&Path>) -> Saving {
-    let config = &loaded.config.run;
-    Saving {
-        root: run.map(|run| run.join(CHECKPOINTS)),
-        every: config.checkpoint_every,
-        period: (config.checkpoint_minutes > 0)
-            .then(|| Duration::from_secs(60 * config.checkpoint_minutes as u64)),
-        keep: config.keep.get(),
-        copy_every: config.copy_every,
-        config: loaded.config.anchored().to_toml(),
-    }
 }
 
 /// The folder of a run: a new one, or that of the run that goes on, with its earlier steps.

@@ -1,6 +1,6 @@
 //! PipeDream (Harlap et al., 2018; Narayanan et al., 2019): 1F1B that never drains, with an update after every backward.
 //!
-//! Each stage runs just enough forwards to fill the pipeline after it, then alternates for ever, and updates its
+//! Each stage runs just enough forwards to fill the pipeline after it, then alternates without end, and updates its
 //! weights after each backward. So a micro-batch is a batch of its own. Its forward and its backward on a stage must read
 //! the same weights, so a stage keeps a version for each micro-batch in flight (weight stashing): stage i of p
 //! has p − i of them, and its gradients belong to weights that are p − 1 − i updates old:

@@ -1,12 +1,15 @@
 //! Keeping what a run has learnt: its weights at the end, and after an error.
 
 use std::path::Path;
+use std::time::Duration;
 
+use phalanx_config::Loaded;
 use phalanx_error::{Error, Result};
 use phalanx_session::job::{self, FailedElsewhere};
 use phalanx_sys::interrupt;
 
 use super::Run;
+use crate::checkpoints::{CHECKPOINTS, Saving};
 use crate::report::Report;
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
@@ -77,5 +80,19 @@ impl Run<'_> {
 
     fn save(&mut self, weights: &Path) -> Result<()> {
         saved::save(weights, self.network.architecture.spec().as_ref(), &mut self.session)
+    }
+}
+
+/// When a run leaves checkpoints.
+pub(super) fn saving(loaded: &Loaded, run: Option<&Path>) -> Saving {
+    let config = &loaded.config.run;
+    Saving {
+        root: run.map(|run| run.join(CHECKPOINTS)),
+        every: config.checkpoint_every,
+        period: (config.checkpoint_minutes > 0)
+            .then(|| Duration::from_secs(60 * config.checkpoint_minutes as u64)),
+        keep: config.keep.get(),
+        copy_every: config.copy_every,
+        config: loaded.config.anchored().to_toml(),
     }
 }
