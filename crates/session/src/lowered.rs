@@ -60,10 +60,6 @@ struct OnMesh {
 }
 
 impl OnMesh {
-    fn compiled(&self) -> &Compiled {
-        &self.compiled
-    }
-
     fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
         let limit = settings.memory_limit.and_then(|limit| limit.asked());
         let found = settings.parallel.found(&models.train, mesh, limit)?;
@@ -273,8 +269,9 @@ impl Lowered {
     /// The stage groups of the pipeline in a replica, with the turns of a block of steps, if there are any.
     pub(crate) fn block_groups_of(&self, replica: usize) -> Option<Vec<StageGroup<'_>>> {
         let blocks = self.settings.parallel.pipeline.is_asynchronous();
-        let compiled = |on_mesh| Some(OnMesh::compiled(on_mesh));
-        blocks.then(|| self.devices_with(replica, compiled, |group| &group.block))
+        blocks.then(|| {
+            self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.block)
+        })
     }
 
     fn devices_with<'a>(
