@@ -3,7 +3,7 @@
 //! Every random number in Phalanx is a pure function of a key and a counter, never of how many
 //! numbers were drawn before it. So a dropout mask, an initial weight or a sampled batch is the
 //! same whatever the layout, the thread count or the order of execution; and whatever the machine, because
-//! normal numbers are computed by operations that all machines round alike ([`elementary`]).
+//! normal numbers are computed by operations that all machines round alike (`elementary`).
 
 mod elementary;
 
