@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::BufRead;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -169,7 +170,7 @@ fn a_killed_run_goes_on_with_the_same_bits() {
             0 => command.args(SMALL).args(&all),
             _ => command.args(["--resume", "runs/a"]),
         };
-        let (mut child, _out) = match kill {
+        let (mut child, mut out) = match kill {
             0 => first_step(&mut command),
             _ => {
                 let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -177,8 +178,13 @@ fn a_killed_run_goes_on_with_the_same_bits() {
                 (child, std::io::BufReader::new(out))
             }
         };
-        // Some moments of a second, spread over starting and running.
-        std::thread::sleep(Duration::from_millis(150 + 97 * kill));
+        // Some moments of starting, and some after a few steps, however fast they are: the last step is far away.
+        match kill % 2 {
+            1 => std::thread::sleep(Duration::from_millis(30 * kill)),
+            _ => (0..5 + 3 * kill).for_each(|_| {
+                out.read_line(&mut String::new()).unwrap();
+            }),
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         let shown = phalanx(dir, &[&["checkpoint", "check", "runs/a", "--json"]]);
