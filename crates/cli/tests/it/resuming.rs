@@ -50,7 +50,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 12] = [
+const LAYOUTS: [&[&str]; 14] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -88,6 +88,9 @@ const LAYOUTS: [&[&str]; 12] = [
         "parallel.dp=2",
     ],
     &["optim.kind=lamb", "parallel.dp=2", "parallel.zero=2"],
+    // Older versions of the weights are kept too.
+    &["parallel.pp=2", "parallel.schedule=pipedream"],
+    &["parallel.pp=2", "parallel.schedule=pipedream-2bw", "parallel.dp=2"],
     // One rank alone has the optimizer's state.
     &["parallel.dp=2", "parallel.sync=dataparallel", "precision.weights=bf16"],
 ];
