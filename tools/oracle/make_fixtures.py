@@ -145,9 +145,9 @@ def loss_of(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
-def train(forward, parameters, ids, targets):
-    """The losses and gradient norms of AdamW; matrices decay, vectors do not. Clipping is torch's:
-    gradients are multiplied by min(1, clip / (norm + 1e-6))."""
+def train(loss_on, parameters, ids, targets):
+    """The losses, by a function of ids and targets, and gradient norms of AdamW; matrices decay, vectors do not.
+    Clipping is torch's: gradients are multiplied by min(1, clip / (norm + 1e-6))."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": OPTIM["weight_decay"]},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -156,7 +156,7 @@ def train(forward, parameters, ids, targets):
     losses, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = loss_of(forward(ids[step % BATCHES]), targets[step % BATCHES])
+        loss = loss_on(ids[step % BATCHES], targets[step % BATCHES])
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, OPTIM["clip"]).item())
         optimizer.step()
@@ -182,7 +182,8 @@ def results_f32(folder, family, layers, ids, targets):
         out["inv_freq"] = model.model.rotary_emb.inv_freq.clone()
     out |= {f"grad.{n}": g for n, g in grads.items()}
     model = load()
-    losses, norms = train(lambda x: model(x, use_cache=False).logits, list(model.parameters()), ids, targets)
+    losses, norms = train(
+        lambda x, y: loss_of(model(x, use_cache=False).logits, y), list(model.parameters()), ids, targets)
     return weights, out, losses, norms
 
 
@@ -197,7 +198,7 @@ def results_f64(weights, sizes, ids, targets):
         out["inv_freq"] = plain.inverse_frequencies(sizes["head_dim"], sizes["rope"])
     out |= {f"grad.{n}": w.grad for n, w in p.items()}
     p = fresh()
-    losses, norms = train(lambda x: plain.logits(p, sizes, x), list(p.values()), ids, targets)
+    losses, norms = train(lambda x, y: loss_of(plain.logits(p, sizes, x), y), list(p.values()), ids, targets)
     return out, losses, norms, {n: w.detach().norm().item() for n, w in p.items()}
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.models.mixtral import modeling_mixtral
 
 import make_fixtures
-from make_fixtures import BATCHES, OPTIM, STEPS, disagreement, loss_of, make_batches
+from make_fixtures import BATCHES, OPTIM, disagreement, loss_of, make_batches
 
 COEFFICIENT = 0.02
 SEED, LENGTH = 11, 12
@@ -91,24 +91,6 @@ def ours(tensors):
     return {name: tensor.contiguous().clone() for name, tensor in out.items()}
 
 
-def train(model, ids, targets):
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": OPTIM["weight_decay"]},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=OPTIM["lr"], betas=tuple(OPTIM["betas"]), eps=OPTIM["eps"])
-    losses, norms = [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = total_loss(model, ids[step % BATCHES], targets[step % BATCHES])[1]
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, OPTIM["clip"]).item())
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, norms
-
-
 def results(folder, dtype, ids, targets):
     model = load(folder, dtype)
     logits, loss = total_loss(model, ids[0], targets[0])
@@ -116,7 +98,7 @@ def results(folder, dtype, ids, targets):
     out = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
     out |= {f"grad.{n}": g for n, g in ours({n: p.grad for n, p in model.named_parameters()}).items()}
     model = load(folder, dtype)
-    losses, norms = train(model, ids, targets)
+    losses, norms = make_fixtures.train(lambda x, y: total_loss(model, x, y)[1], list(model.parameters()), ids, targets)
     final = ours({n: p.detach() for n, p in model.named_parameters()})
     return out, losses, norms, {n: w.norm().item() for n, w in final.items()}
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use phalanx_data::{Corpus, Split};
 use phalanx_error::{Error, Problem, Result};
 use phalanx_models::hf::WeightTensor;
-use phalanx_session::Session;
 use phalanx_session::corpus::with_step_data;
+use phalanx_session::{Accuracy, Session};
 
 use crate::data_source::{Cutting, loader};
 use crate::mistake::Mistake;
@@ -134,20 +134,9 @@ fn accuracy(labels: &[i32], predicted: BTreeMap<String, WeightTensor>) -> Option
         classes > 1 && tensor.len() == labels.len() * classes
     };
     let tensor = predicted.into_values().find(logits)?;
-    let (classes, values) = (tensor.shape.last().copied()?, tensor.to_f64());
-    let best = |row: &[f64]| {
-        let first = (0, f64::NEG_INFINITY);
-        let larger = |best: (usize, f64), (class, &logit): (usize, &f64)| match logit > best.1 {
-            true => (class, logit),
-            false => best,
-        };
-        row.iter().enumerate().fold(first, larger).0
-    };
-    let pairs = values.chunks_exact(classes).zip(labels).filter(|(_, label)| **label >= 0);
-    let (right, all) = pairs.fold((0usize, 0usize), |(right, all), (row, &label)| {
-        (right + usize::from(best(row) == label as usize), all + 1)
-    });
-    (all > 0).then(|| right as f64 / all as f64)
+    let mut all = Accuracy::default();
+    all.count(&tensor.to_f64(), labels);
+    all.share()
 }
 
 #[cfg(test)]

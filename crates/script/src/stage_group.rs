@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh};
-use phalanx_spmd::{Share, Sharing};
+use phalanx_spmd::Sharing;
 
 use crate::build::Compiled;
 use crate::error::ScriptError;
@@ -25,14 +25,6 @@ pub struct StageGroup<'a> {
     pub sharing: &'a Sharing,
     /// The ranks, in the order of the mesh.
     pub ranks: &'a [usize],
-}
-
-impl StageGroup<'_> {
-    /// Whether the rank at a place of the mesh updates what it holds, or another rank does so for it.
-    pub(crate) fn updates(&self, place: usize) -> bool {
-        let facts = self.sharing.facts();
-        facts.state.share != Share::Root || self.mesh.shard(place, &facts.axes) == 0
-    }
 }
 
 /// The mesh of several stage groups: their mesh with one more axis along which the groups lie. If

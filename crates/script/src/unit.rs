@@ -106,16 +106,14 @@ impl Unit {
 
     /// The type of values that are each rank's own along the axes of its facts.
     pub fn slots(&self, dtype: DType, mesh: &Mesh) -> TensorType {
-        let elements = self.elements * mesh.count(&self.blocks) * mesh.count(&self.facts.axes);
-        let axes = [&self.blocks[..], &self.facts.axes].concat();
-        let layout = Layout::new(vec![Sharding { axes, ..Sharding::default() }], BTreeSet::new())
-            .expect("a unit's blocks and shards are over different axes");
-        TensorType::unit(dtype, elements).with_layout(layout)
+        let own = self.shard(dtype, mesh);
+        let elements = own.elements() * mesh.count(&self.facts.axes);
+        TensorType::unit(dtype, elements).with_layout(own.layout)
     }
 
     /// Whether this rank updates the unit, or its part of it.
     pub fn updates(&self, ranks: RankOnMesh<'_>) -> bool {
-        self.facts.state.share != Share::Root || ranks.mesh.shard(ranks.rank, &self.facts.axes) == 0
+        self.facts.updates(ranks.mesh, ranks.rank)
     }
 
     /// The type of its gradient as programs compute it.

@@ -4,7 +4,7 @@ use phalanx_error::Result;
 use phalanx_models::port;
 use phalanx_script::ScriptKey;
 
-use crate::command::{Command, Reply};
+use crate::command::Command;
 use crate::{Field, Forward, Session, StepData, forward};
 
 /// Samples that count, and how many of them were classified right.
@@ -29,16 +29,25 @@ impl Accuracy {
         self.samples += samples;
     }
 
-    /// Counts the samples of one micro-batch; negative classes do not count.
-    fn count(&mut self, logits: &[f64], classes: &[i32]) {
+    /// Counts samples by their logits and classes; negative classes do not count.
+    pub fn count(&mut self, logits: &[f64], classes: &[i32]) {
         let width = logits.len() / classes.len().max(1);
         for (logits, &class) in logits.chunks_exact(width.max(1)).zip(classes) {
             let Ok(class) = usize::try_from(class) else { continue };
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             self.samples += 1;
-            self.right += u64::from(logits.get(class) == Some(&largest));
+            self.right += u64::from(largest(logits) == class);
         }
     }
+}
+
+/// The first of the largest logits.
+fn largest(logits: &[f64]) -> usize {
+    let first = (0, f64::NEG_INFINITY);
+    let larger = |best: (usize, f64), (class, &logit): (usize, &f64)| match logit > best.1 {
+        true => (class, logit),
+        false => best,
+    };
+    logits.iter().enumerate().fold(first, larger).0
 }
 
 /// The classes of a batch, if the model is a classifier.
@@ -55,7 +64,7 @@ impl Session {
     /// of them.
     pub fn accuracy(&mut self, key: ScriptKey, data: &StepData<'_>) -> Result<Option<Accuracy>> {
         let Some(classes) = classes(data) else { return Ok(None) };
-        if self.known.first_ranks.len() > 1 {
+        if self.known.first_ranks.len() > 1 || !self.known.predicting.contains(&key) {
             return Ok(None);
         }
         let parts = self.known.settings.microbatches;
@@ -63,8 +72,7 @@ impl Session {
         for (microbatch, classes) in classes.chunks(classes.len() / parts).enumerate() {
             let port = port::PREDICTION;
             let answers = self.ranks.ask(Command::Show { key, port, microbatch })?;
-            let exposed = answers.iter().any(|answer| matches!(answer, Reply::Shown(Some(_))));
-            if answers.len() < self.ranks.world() || !exposed {
+            if answers.len() < self.ranks.world() {
                 return Ok(None);
             }
             all.count(&forward::gathered(port, answers)?.to_f64(), classes);
@@ -98,5 +106,9 @@ mod tests {
         all.add(None);
         assert_eq!(all.share(), Some(0.75));
         assert_eq!(Accuracy::default().share(), None);
+        // Logits that are all alike say the first class, and no other.
+        let mut alike = Accuracy::default();
+        alike.count(&[0.0; 6], &[0, 1]);
+        assert_eq!(alike, Accuracy { right: 1, samples: 2 });
     }
 }

@@ -1,10 +1,11 @@
 //! Facts about a session that are known before any rank starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic::add;
 use phalanx_ir::Param;
-use phalanx_script::{Category, MemoryPlan, Moved, Route, Script};
+use phalanx_models::port;
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey};
 
 use super::Session;
 use super::planner::Planner;
@@ -36,6 +37,8 @@ pub(super) struct Known {
     pub(super) timetable: Timetable,
     /// The names of the values that the model exposes when it predicts.
     pub(super) exposed: Vec<String>,
+    /// The scripts whose model exposes what it predicts.
+    pub(super) predicting: BTreeSet<ScriptKey>,
     /// Whether steps that are taken together run without waiting in between: in pipelines without a flush, unless
     /// predictions are read after each step.
     pub(super) blocks: bool,
@@ -151,6 +154,7 @@ impl Known {
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
             exposed: lowered.exposed(),
+            predicting: lowered.exposing(port::PREDICTION),
             blocks: lowered.has_blocks(),
             replicas: (0..lowered.ranks()).map(|rank| lowered.replica(rank)).collect(),
             first_ranks: lowered.first_ranks(),

@@ -17,6 +17,7 @@ mod compile;
 mod copies;
 pub mod corpus;
 pub mod custom;
+mod exposed;
 mod fault;
 mod feed;
 pub mod folders;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
-use phalanx_ir::{Axis, DType, Mesh, Model, Role, TensorType};
+use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
     Compiled, Library, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script, ScriptKey,
     StageGroup, Unit, Updates, forward, merge_adjacent,
@@ -29,7 +29,7 @@ pub struct Lowered {
     /// The model that is trained.
     pub model: Model,
     /// The models that are run forward, by the key of their script.
-    forward: BTreeMap<ScriptKey, ForwardModel>,
+    pub(super) forward: BTreeMap<ScriptKey, ForwardModel>,
     /// The model on each distinct mesh.
     on_mesh: Vec<OnMesh>,
     /// One for each stage group; one in all if there is no pipeline.
@@ -337,20 +337,6 @@ impl Lowered {
     /// The micro-batches of a script's batch.
     pub(crate) fn microbatches(&self, key: ScriptKey) -> usize {
         self.forward.get(&key).map_or(self.settings.microbatches, |own| own.microbatches)
-    }
-
-    /// Whether steps may be taken in blocks: not if predictions are read after each.
-    pub(crate) fn has_blocks(&self) -> bool {
-        let segments = self.model.segments().iter();
-        let shows = segments.flat_map(|p| p.outputs_with(Role::Probe)).next().is_some();
-        self.settings.parallel.pipeline.is_asynchronous() && !shows
-    }
-
-    /// The names of the values that the model exposes when it predicts.
-    pub(crate) fn exposed(&self) -> Vec<String> {
-        let Some(own) = self.forward.get(&ScriptKey::Predict) else { return Vec::new() };
-        let segments = own.model.segments().iter();
-        segments.flat_map(|p| p.outputs_with(Role::Probe)).map(|port| port.name.clone()).collect()
     }
 
     /// Bytes of the largest rank's arena and of what its engine keeps beside it, and of all ranks together.

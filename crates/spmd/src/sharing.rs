@@ -6,7 +6,7 @@
 //! ([`Sharing`]); resolved for a unit it is [`UnitFacts`], and scripts read only these.
 
 use phalanx_call::Tier;
-use phalanx_ir::Axis;
+use phalanx_ir::{Axis, Mesh};
 
 use crate::error::SpmdError;
 
@@ -143,6 +143,11 @@ impl UnitFacts {
             reduce_elements: usize::MAX,
             gather_elements: usize::MAX,
         }
+    }
+
+    /// Whether the rank at a place of a mesh updates what it holds, or another rank does so for it.
+    pub fn updates(&self, mesh: &Mesh, place: usize) -> bool {
+        self.state.share != Share::Root || mesh.shard(place, &self.axes) == 0
     }
 }
 

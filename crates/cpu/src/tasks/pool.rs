@@ -61,6 +61,11 @@ fn taps(p: &Patches, height: usize, at: [usize; 3]) -> impl Iterator<Item = (usi
     })
 }
 
+/// What each tap of a window counts in its mean.
+fn mean_share<T: CpuElement>(p: &Patches) -> T::Acc {
+    T::Acc::ONE / T::Acc::from_f64((p.spans[0].size * p.spans[1].size) as f64)
+}
+
 struct Pooling<T> {
     patches: Patches,
     from: Var,
@@ -80,8 +85,7 @@ impl<T: CpuElement> Task for Pooling<T> {
 
     fn run(&self, cx: &Context<'_>) {
         let (width, valid) = (self.out.width(), self.out.valid_width());
-        let share = T::Acc::ONE
-            / T::Acc::from_f64((self.patches.spans[0].size * self.patches.spans[1].size) as f64);
+        let share = mean_share::<T>(&self.patches);
         for place in own(&self.out, cx.share) {
             let elements = place * width..(place + 1) * width;
             // SAFETY: the task declared these accesses.
@@ -147,8 +151,7 @@ impl<T: CpuElement> Task for PoolingGrad<T> {
 
     fn run(&self, cx: &Context<'_>) {
         let (width, valid) = (self.out.width(), self.out.valid_width());
-        let share = T::Acc::ONE
-            / T::Acc::from_f64((self.patches.spans[0].size * self.patches.spans[1].size) as f64);
+        let share = mean_share::<T>(&self.patches);
         for place in own(&self.out, cx.share) {
             // SAFETY: the task declared these accesses.
             let (dy, taken, out) = unsafe {

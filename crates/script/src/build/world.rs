@@ -126,7 +126,7 @@ impl<'a> World<'a> {
             let mut known: HashMap<Differences, Vec<RankPlace>> = HashMap::new();
             for place in 0..own.ranks.len() {
                 let gaps = self.gaps(stage_group, own.ranks[place]);
-                let key = (gaps, own.updates(place));
+                let key = (gaps, own.sharing.facts().updates(own.mesh, place));
                 known.entry(key).or_default().push(RankPlace { stage_group, place });
             }
             // Ranks that differ may be in one group, so each is compared on its own.

@@ -1,0 +1,36 @@
+//! Which values models expose, and what depends on it.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::{Model, Role};
+use phalanx_script::ScriptKey;
+
+use super::Lowered;
+
+impl Lowered {
+    /// Whether steps may be taken in blocks: not if predictions are read after each.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.settings.parallel.pipeline.is_asynchronous() && probes(&self.model).next().is_none()
+    }
+
+    /// The scripts whose model exposes a value of this name.
+    pub(crate) fn exposing(&self, name: &str) -> BTreeSet<ScriptKey> {
+        let own = self.forward.iter().map(|(key, own)| (*key, &own.model));
+        let all = own.chain([(ScriptKey::Train, &self.model)]);
+        all.filter(|(_, model)| probes(model).any(|probe| probe == name))
+            .map(|(key, _)| key)
+            .collect()
+    }
+
+    /// The names of the values that the model exposes when it predicts.
+    pub(crate) fn exposed(&self) -> Vec<String> {
+        let own = self.forward.get(&ScriptKey::Predict);
+        own.iter().flat_map(|own| probes(&own.model)).map(str::to_owned).collect()
+    }
+}
+
+/// The values that a model exposes.
+fn probes(model: &Model) -> impl Iterator<Item = &str> {
+    let segments = model.segments().iter();
+    segments.flat_map(|p| p.outputs_with(Role::Probe)).map(|port| port.name.as_str())
+}
