@@ -224,6 +224,8 @@ impl<'a> JobLoop<'a> {
 
     /// Remembers what a rank that was lost did last, and what the others wait for.
     fn note_loss(&mut self, rank: usize, end: &ProcessEnd) {
+        // A rank may be lost before the first close look.
+        self.announce();
         let sights = self.sights(Some((rank, end)));
         let found = blame(&sights);
         self.write_flight(&sights, found.as_ref());
