@@ -73,6 +73,9 @@ fn measure(
         // SAFETY: both buffers are as large as the call says, of this rank alone, and untouched until it has ended.
         let handle = unsafe { endpoint.start(&call, from, into)? };
         let started = start.elapsed();
+        if !compute.0.is_zero() {
+            endpoint.computes()?;
+        }
         let computed = compute_for(compute);
         let waits = Instant::now();
         endpoint.wait(handle)?;

@@ -18,7 +18,7 @@ use crate::volume::Algorithm;
 /// A rank's end of a transport.
 ///
 /// Calls of one group are matched in the order in which each member starts them. Progress happens
-/// in `wait`, `test` and `progress`, over all outstanding calls of the endpoint, so members may
+/// in `wait`, `test` and `progress`, and after `computes`, over all outstanding calls of the endpoint, so members may
 /// wait for them in different orders. After the first error of any rank every call fails.
 pub trait Communicator: Send {
     /// This rank.
@@ -78,6 +78,12 @@ pub trait Communicator: Send {
         send: *const u8,
         receive: *mut u8,
     ) -> Result<Handle, CommError>;
+
+    /// Says that the rank computes now, and does not call soon: calls that it has started go on meanwhile, if the
+    /// transport needs a processor for that.
+    fn computes(&mut self) -> Result<(), CommError> {
+        Ok(())
+    }
 
     /// Waits for the end of a call; then both buffers are free again.
     fn wait(&mut self, handle: Handle) -> Result<(), CommError>;

@@ -8,8 +8,16 @@ use phalanx_sys::futex::{self, Wakers};
 
 pub(crate) use phalanx_sys::Poll;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-pub(crate) use std::sync::{Mutex, MutexGuard};
-pub(crate) use std::thread::yield_now;
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::thread::{JoinHandle, yield_now};
+
+/// Starts a thread.
+pub(crate) fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("progress".to_owned()).spawn(work)
+}
+
+/// The fewest bytes of a block for which a thread is woken while a rank computes: what is smaller has gone with its call.
+pub(crate) const WORTH_WAKING: usize = 64 << 10;
 
 /// Whether a clock decides when waiting has lasted too long.
 pub(crate) const TIMED: bool = true;

@@ -13,6 +13,7 @@ use crate::header::Header;
 use crate::kernel::Place;
 use crate::matching::Called;
 use crate::site::Site;
+use crate::sync::WORTH_WAKING;
 
 /// What a call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,6 +303,14 @@ impl Outstanding {
         let Incoming { at, .. } = self.given[member];
         let small = self.given[member].left() + at <= SMALL;
         self.stage == Stage::Arrive && phase == Phase::Given && small
+    }
+
+    /// Whether it moves enough to be worth waking a thread.
+    pub(super) fn is_large(&self) -> bool {
+        let (plan, n) = (self.plan(), self.announced.len());
+        let given = (0..n).filter(|&member| member != self.me).filter_map(|m| plan.given(m));
+        let taken = self.given.iter().chain(&self.results).filter_map(|block| block.region);
+        given.chain(taken).any(|region| region.bytes() > WORTH_WAKING)
     }
 
     /// Takes a block that came when some members had not started the call: keeps it until they have.

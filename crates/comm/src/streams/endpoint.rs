@@ -4,30 +4,26 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_call::MemoryKind;
-
 use super::calls::{Outstanding, Stage};
 use super::lane::Lane;
 use super::link::Link;
 use super::wire::{Shared, Stream};
 use crate::call::{Call, CollectiveOp, OpKind};
-use crate::communicator::{Busy, Communicator, Handle, Stop};
+use crate::communicator::{Busy, Handle, Stop};
 use crate::error::{CommError, Failure};
-use crate::group::{Group, GroupId};
+use crate::group::Group;
 use crate::kernel::{Place, Pointers};
 use crate::sanity::{self, Member};
 use crate::sync::Poll;
 use crate::threads::Options;
-use crate::traffic::Traffic;
-use crate::volume::Algorithm;
 
 /// How long a rank that leaves waits until its last frames are written.
 const LEAVING: Duration = Duration::from_millis(200);
 
 /// The endpoint of a rank that has a stream to every other.
 ///
-/// Memory is read and written by this rank alone, and only while it is inside one of its calls: so
-/// after an error, or when the endpoint is dropped, its buffers are free again.
+/// Memory is read and written by this rank alone, while it is inside one of its calls or has lent its endpoint to a
+/// thread, and not after a failure: so after an error, or when the endpoint is dropped, its buffers are free again.
 pub(super) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) options: Options,
@@ -46,7 +42,11 @@ pub(super) struct Endpoint {
     pub(super) mismatch: Option<(usize, u64)>,
     /// The call that another rank has found not to match.
     pub(super) doubt: Option<ReportedMismatch>,
-    pub(super) traffic: Traffic,
+    /// Whether a thread may use this endpoint, because its rank computes; what it has failed with meanwhile; and
+    /// whether the rank leaves.
+    pub(super) lent: bool,
+    failed: Option<CommError>,
+    pub(super) leaves: bool,
     pub(super) waited: Duration,
     /// Whether a rank that waits looks again for a while before it sleeps, and how long it has looked.
     pub(super) spins: bool,
@@ -93,7 +93,9 @@ impl Endpoint {
             gone: None,
             mismatch: None,
             doubt: None,
-            traffic: Traffic::default(),
+            lent: false,
+            failed: None,
+            leaves: false,
             waited: Duration::ZERO,
             poll: Poll::default(),
             spare: Vec::new(),
@@ -193,7 +195,6 @@ impl Endpoint {
         let lane = self.lanes.get(call.group.index());
         let member = lane.map(|lane| Member { place: lane.me, of: lane.group.len() });
         sanity::check(call, self.shared.rank, member, send, receive)?;
-        self.traffic.reserve(call.tag);
         let number = self.lane_of(call)?;
         let extra = self.planted(call.op.kind());
         let lane = &mut self.lanes[number];
@@ -211,7 +212,7 @@ impl Endpoint {
         let index = self.store(call);
         self.lanes[number].open.push((sequence, index));
         self.announce(index);
-        // The call is announced now; everything else happens in `wait`.
+        // The call is announced now; everything else happens in `wait`, or while the rank computes.
         for peer in 0..self.links.len() {
             self.write(peer);
         }
@@ -242,32 +243,9 @@ impl Endpoint {
     }
 }
 
-impl Communicator for Endpoint {
-    fn rank(&self) -> usize {
-        self.shared.rank
-    }
-
-    fn world(&self) -> usize {
-        self.shared.world()
-    }
-
-    fn memory(&self) -> MemoryKind {
-        MemoryKind::HOST
-    }
-
-    fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
-        self.lane_for(group, None).map(|lane| GroupId(lane as u32))
-    }
-
-    fn members(&self, id: GroupId) -> &Group {
-        &self.lanes[id.index()].group
-    }
-
-    fn algorithm(&self, _call: &Call<'_>) -> Algorithm {
-        Algorithm::Ring
-    }
-
-    unsafe fn start(
+impl Endpoint {
+    /// Starts a call, by the rules of [`Communicator::start`](crate::Communicator::start), which the caller keeps.
+    pub(super) fn start(
         &mut self,
         call: &Call<'_>,
         send: *const u8,
@@ -276,51 +254,74 @@ impl Communicator for Endpoint {
         self.post(call, send, receive).map_err(|error| self.fail(error))
     }
 
-    fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
+    /// Waits for the end of a call; returns the tag, the kind and the bytes that are counted.
+    pub(super) fn wait(&mut self, handle: Handle) -> Result<(u32, OpKind, u64), CommError> {
         let index = self.known_call(&handle)?;
         let result = match self.calls[index as usize].stage {
             Stage::Done => Ok(()),
+            _ if self.failed.is_some() => self.failed.take().map_or(Ok(()), Err),
             _ if self.is_over() => Err(self.aborted()),
             _ => self.wait_until_done(index),
         };
         result.map_err(|error| self.fail(error))?;
-        self.calls[index as usize].stage = Stage::Free;
+        let call = &mut self.calls[index as usize];
+        call.stage = Stage::Free;
         self.free.push(index);
-        Ok(())
+        let bytes = call.bytes.saturating_add_signed(call.plan().uncounted());
+        Ok((call.tag, call.header().kind, bytes))
     }
 
-    fn test(&mut self, handle: &Handle) -> Result<bool, CommError> {
+    pub(super) fn test(&mut self, handle: &Handle) -> Result<bool, CommError> {
         let index = self.known_call(handle)?;
         self.progress()?;
         Ok(self.calls[index as usize].stage == Stage::Done)
     }
 
-    fn progress(&mut self) -> Result<(), CommError> {
+    pub(super) fn progress(&mut self) -> Result<(), CommError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        self.move_on().map(|_| ())
+    }
+
+    /// Makes progress; says whether there was any.
+    fn move_on(&mut self) -> Result<bool, CommError> {
         let result = if self.is_over() { Err(self.aborted()) } else { self.advance() };
         let failed = self.shared.failure().is_some() && !self.is_in_doubt();
-        let result = result.and_then(|_| if failed { Err(self.aborted()) } else { Ok(()) });
+        let result = result.and_then(|moved| if failed { Err(self.aborted()) } else { Ok(moved) });
         result.map_err(|error| self.fail(error))
     }
 
-    fn traffic(&self) -> &Traffic {
-        &self.traffic
+    /// The same while the rank computes: an error is kept for its next call. When there is nothing more to do, or
+    /// nothing can be done, the endpoint is not lent any more.
+    pub(super) fn go_on(&mut self) -> bool {
+        let result = self.move_on();
+        self.lent = result.is_ok() && !self.order.is_empty();
+        match result {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.failed = Some(error);
+                false
+            }
+        }
     }
 
-    fn reset_traffic(&mut self) {
-        self.traffic.clear();
+    /// Whether some call is not over that moves enough to be worth waking a thread.
+    pub(super) fn has_large(&self) -> bool {
+        self.order.iter().any(|&index| self.calls[index as usize].is_large())
     }
 
-    fn busy(&self) -> Busy {
+    pub(super) fn busy(&self) -> Busy {
         let busy = phalanx_sys::thread_cpu_time().saturating_sub(self.spun);
         Busy { busy, spinning: self.spun, waited: self.waited + self.spun }
     }
 
-    fn abort(&mut self, message: &str) {
+    pub(super) fn abort(&mut self, message: &str) {
         self.doubt = None;
         self.shared.stop(message);
     }
 
-    fn stopper(&self) -> Arc<dyn Stop> {
+    pub(super) fn stopper(&self) -> Arc<dyn Stop> {
         self.shared.clone()
     }
 }

@@ -6,7 +6,7 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::link::Last;
 use crate::error::{CommError, Missing};
-use crate::sync::{TIMED, relax, yield_now};
+use crate::sync::{Poll, TIMED, relax, yield_now};
 
 /// A rank that was stopped from outside notices it after at most this time.
 const REST: Duration = Duration::from_millis(50);
@@ -90,14 +90,21 @@ impl Endpoint {
     /// Sleeps until a stream can be read or written.
     fn rest(&mut self, left: Duration) {
         let start = Instant::now();
-        self.poll.clear();
+        let mut poll = std::mem::take(&mut self.poll);
+        poll.clear();
+        self.watch(&mut poll);
+        poll.wait(left.min(REST));
+        self.poll = poll;
+        self.waited += start.elapsed();
+    }
+
+    /// Adds the streams to what is waited for, until one can be read, or written where there is something to write.
+    pub(super) fn watch(&self, poll: &mut Poll) {
         for (rank, link) in self.links.iter().enumerate().filter(|(_, link)| !link.gone) {
             if let Some(wire) = self.shared.wire(rank) {
-                wire.watch(&mut self.poll, wire.has_work(!link.blocks.is_empty()));
+                wire.watch(poll, wire.has_work(!link.blocks.is_empty()));
             }
         }
-        self.poll.wait(left.min(REST));
-        self.waited += start.elapsed();
     }
 
     /// Fails if a rank that some call still needs has closed its stream.

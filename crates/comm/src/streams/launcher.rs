@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 
+use super::computing::StreamRank;
 use super::endpoint::Endpoint;
 use super::wire::Stream;
 use crate::communicator::Communicator;
@@ -47,7 +48,7 @@ impl Streams {
         let cores = share_cores(ranks, options.threads_per_rank, options.bind);
         let local = |(rank, (streams, cores))| {
             let endpoint = Endpoint::new(rank, streams, options.clone(), ranks);
-            let endpoint: Box<dyn Communicator> = Box::new(endpoint);
+            let endpoint: Box<dyn Communicator> = Box::new(StreamRank::new(endpoint));
             LocalRank { endpoint, cores }
         };
         Ok(streams.into_iter().zip(cores).enumerate().map(local).collect())
@@ -64,7 +65,7 @@ pub(crate) fn over_streams<S: Stream + 'static>(
 ) -> Box<dyn Communicator> {
     let boxed = |stream: Option<S>| stream.map(|stream| -> Box<dyn Stream> { Box::new(stream) });
     let streams = streams.into_iter().map(boxed).collect();
-    Box::new(Endpoint::new(rank, streams, options, local))
+    Box::new(StreamRank::new(Endpoint::new(rank, streams, options, local)))
 }
 
 impl Launcher for Streams {

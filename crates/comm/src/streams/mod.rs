@@ -15,6 +15,7 @@
 //! schedules has its own streams.
 
 mod calls;
+mod computing;
 mod endpoint;
 mod frame;
 mod idle;

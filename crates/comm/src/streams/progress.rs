@@ -286,8 +286,6 @@ impl Endpoint {
         if let Some(watch) = &self.options.watch {
             watch.ended(kind, &lane.name, sequence, site);
         }
-        let bytes = call.bytes.saturating_add_signed(call.plan().uncounted());
-        self.traffic.add(call.tag, kind, 1, bytes);
         for (member, &rank) in lane.group.ranks().iter().enumerate() {
             let seen = call.hears_from(member);
             self.links[rank].last = Some(Last { kind, lane: call.lane, sequence, site, seen });

@@ -1,10 +1,12 @@
 //! Ranks that share no memory: lost ranks are named, and what is large or late gets through.
 
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use phalanx_comm::{
-    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, GroupId, Launcher, Options,
-    ReduceOp, Streams, run_ranks,
+    Blocks, Call, CallWatch, CollectiveOp, Collectives, CommError, Communicator, GroupId, Launcher,
+    OpKind, Options, ReduceOp, Site, Streams, run_ranks,
 };
 use phalanx_ir::DType;
 
@@ -86,4 +88,47 @@ fn last_words_follow_half_a_block() {
         assert_eq!(error, "stopped because rank 0 failed: no more");
     });
     assert!(one.wait(sent).unwrap_err().to_string().contains("rank 0 failed: no more"));
+}
+
+/// Tells when calls end.
+struct Ends(Sender<u64>);
+
+impl CallWatch for Ends {
+    fn began(&self, _op: OpKind, _group: &str, _number: u64, _site: Site) {}
+
+    fn ended(&self, _op: OpKind, _group: &str, number: u64, _site: Site) {
+        self.0.send(number).unwrap();
+    }
+
+    fn waits(&self, _rank: Option<usize>) {}
+}
+
+/// Ranks that say that they compute, and do not call again, get what they have started all the same.
+#[test]
+fn large_calls_end_while_ranks_compute() {
+    const COUNT: usize = 3 << 20;
+    for ranks in [2, 3] {
+        let (tell, hear) = channel();
+        let options = Options { watch: Some(Arc::new(Ends(tell))), ..Options::default() };
+        let locals = Streams { ranks, options }.launch().unwrap();
+        let mut endpoints: Vec<_> = locals.into_iter().map(|local| local.endpoint).collect();
+        let sum = CollectiveOp::AllReduce(ReduceOp::Sum);
+        let call = Call::new(GroupId::WORLD, sum, DType::F32, Blocks::contiguous(COUNT));
+        let mut sums: Vec<Vec<f32>> = (0..ranks).map(|rank| vec![rank as f32; COUNT]).collect();
+        let mut handles = Vec::new();
+        for (endpoint, sum) in endpoints.iter_mut().zip(&mut sums) {
+            let memory = sum.as_mut_ptr().cast::<u8>();
+            // SAFETY: the list lives, untouched, until the call was waited for.
+            handles.push(unsafe { endpoint.start(&call, memory, memory).unwrap() });
+            endpoint.computes().unwrap();
+        }
+        for _ in 0..ranks {
+            assert_eq!(hear.recv_timeout(Duration::from_secs(100)), Ok(0));
+        }
+        for (endpoint, handle) in endpoints.iter_mut().zip(handles) {
+            endpoint.wait(handle).unwrap();
+        }
+        let expected = (0..ranks).sum::<usize>() as f32;
+        assert!(sums.iter().flatten().all(|&sum| sum == expected));
+    }
 }

@@ -216,6 +216,49 @@ fn messages_cross() {
     });
 }
 
+/// What a rank has started goes on while it computes, and is not touched any more when it was waited for, or when the
+/// rank has given up.
+#[test]
+fn calls_go_on_while_ranks_compute() {
+    check(2, |endpoint| {
+        let me = endpoint.rank();
+        for round in 0..3 {
+            let send = [[me as f32 + round as f32; 3], [me as f32; 3]];
+            let mut sums = [[0f32; 3]; 2];
+            let sum = call(GroupId::WORLD, CollectiveOp::AllReduce(SUM), 3);
+            let [first, second] = &mut sums;
+            let one = start(endpoint, &sum, &send[0], first);
+            endpoint.computes().unwrap();
+            let other = start(endpoint, &sum, &send[1], second);
+            endpoint.computes().unwrap();
+            endpoint.wait(one).unwrap();
+            endpoint.computes().unwrap();
+            assert_eq!(sums[0], [1.0 + 2.0 * round as f32; 3]);
+            endpoint.wait(other).unwrap();
+            assert_eq!(sums[1], [1.0; 3]);
+        }
+        let (mut send, mut sum) = ([1f32; 3], [0f32; 3]);
+        let handle = try_start(
+            endpoint,
+            &call(GroupId::WORLD, CollectiveOp::AllReduce(SUM), 3),
+            &send,
+            &mut sum,
+        );
+        let handle = handle.and_then(|handle| endpoint.computes().map(|()| handle));
+        if me == 1 {
+            endpoint.abort("no more");
+            send.fill(-1000.0);
+        }
+        match handle.and_then(|handle| endpoint.wait(handle)) {
+            // It ended before the rank gave up, or what that one gave has come with its call.
+            Ok(()) => assert_eq!(sum, [2.0; 3]),
+            Err(CommError::Aborted(failure)) => assert_eq!(&*failure.message, "no more"),
+            Err(other) => assert!(is_closed(&other.to_string()), "{other:?}"),
+        }
+        assert!(sum.iter().all(|&x| x >= 0.0), "{sum:?}");
+    });
+}
+
 /// All members of a call that does not match say so, and nothing has moved.
 #[test]
 fn mismatches_are_told_by_all() {

@@ -8,8 +8,15 @@ use phalanx_sys::futex::Wakers;
 use shuttle::thread::{Thread, current, park_timeout};
 
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-pub(crate) use shuttle::sync::{Mutex, MutexGuard};
-pub(crate) use shuttle::thread::yield_now;
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use shuttle::thread::{JoinHandle, yield_now};
+
+pub(crate) fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    Ok(shuttle::thread::spawn(work))
+}
+
+/// Small, so that the thread is woken.
+pub(crate) const WORTH_WAKING: usize = 4;
 
 /// Nothing to wait on but the scheduler: others may run.
 #[derive(Default)]

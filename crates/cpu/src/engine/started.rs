@@ -44,6 +44,7 @@ impl CpuEngine {
             })
         };
         started
+            .and_then(|()| comm.comm.computes())
             .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
     }
 

@@ -122,7 +122,8 @@ impl Task for Start {
             // SAFETY: the task declared these accesses. Both values live until the task that
             // waits, which declares them again; in between nothing writes the operand, because it
             // is still to be read, and nothing touches the result, because it is not made yet.
-            unsafe { self.transfer.start(cx, comm, |h| keep(&cx.handles[self.handle], h)) }
+            unsafe { self.transfer.start(cx, comm, |h| keep(&cx.handles[self.handle], h))? };
+            comm.computes()
         });
     }
 }
