@@ -136,7 +136,12 @@ impl Config {
             Problem::new(format!(
                 "parallel.sync = {sync} does not work with {SCHEDULE} = \"{named}\""
             ))
-            .because("replicas would average the newest weights, but read older ones")
+            .because(match self.parallel.sync {
+                SyncKind::DataParallel => {
+                    "the rank that updates would have to send older weights too"
+                }
+                _ => "replicas would average the newest weights, but read older ones",
+            })
             .nearest(format!("parallel.sync = \"ddp\", or {SCHEDULE} = \"1f1b\""))
         });
     }

@@ -7,10 +7,10 @@ use phalanx_ir::Param;
 use phalanx_models::port;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey};
 
-use super::Session;
 use super::planner::Planner;
 use super::settings::{MemoryExcess, Settings};
 use super::traced::Timetable;
+use super::{Session, asynchronous};
 use phalanx_error::Result;
 
 /// Facts about a session that are known before it runs.
@@ -42,6 +42,8 @@ pub(super) struct Known {
     /// Whether steps that are taken together run without waiting in between: in pipelines without a flush, unless
     /// predictions are read after each step.
     pub(super) blocks: bool,
+    /// By parameter: how many older versions of its weights are kept.
+    pub(super) older: Vec<usize>,
     /// By rank: its replica.
     pub(super) replicas: Vec<usize>,
     /// The first rank of each replica.
@@ -156,6 +158,10 @@ impl Known {
             exposed: lowered.exposed(),
             predicting: lowered.exposing(port::PREDICTION),
             blocks: lowered.has_blocks(),
+            older: lowered.updates.as_ref().map_or_else(
+                || vec![0; lowered.model.params().len()],
+                |updates| asynchronous::delays(&lowered.model, updates),
+            ),
             replicas: (0..lowered.ranks()).map(|rank| lowered.replica(rank)).collect(),
             first_ranks: lowered.first_ranks(),
         })

@@ -10,6 +10,7 @@
 
 mod accuracy;
 pub mod again;
+mod asynchronous;
 mod backend;
 mod codec;
 mod command;
@@ -319,13 +320,14 @@ impl Session {
         Ok(())
     }
 
-    /// Writes one parameter, by its index: its weights, and its master copy if there is one. Refuses
-    /// any other number of values than it has.
+    /// Writes one parameter, by its index: its weights, all versions of them, and its master copy if there is one.
+    /// Refuses any other number of values than it has.
     pub fn set_param(&mut self, param: usize, values: &hf::WeightTensor) -> Result<()> {
         let all = 0..self.known.params[param].elements();
         let masters = self.known.settings.precision.has_masters();
-        let kinds = [Some(StateKind::Weights), masters.then_some(StateKind::Master)];
-        for kind in kinds.into_iter().flatten() {
+        let older = (1..=self.known.older[param]).map(StateKind::Older);
+        let masters = masters.then_some(StateKind::Master);
+        for kind in older.chain([StateKind::Weights]).chain(masters) {
             let (dtype, _) = self.read(param, kind, 0..all.len().min(1))?;
             let bytes = values.to_bytes(all.clone(), dtype).filter(|_| values.len() == all.len());
             let Some(bytes) = bytes else {

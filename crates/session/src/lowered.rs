@@ -16,8 +16,8 @@ use super::compile::{compile, compile_forward};
 use super::planner::Planner;
 use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
-use crate::host;
-use phalanx_error::{Error, Problem, Result};
+use crate::{asynchronous, host};
+use phalanx_error::{Error, Result};
 
 /// Steps of a block: a pipeline that does not wait for its gradients fills once for all of them.
 pub const BLOCK: usize = 8;
@@ -108,7 +108,7 @@ impl Lowered {
         let parts = settings.microbatches;
         let pipeline = &settings.parallel.pipeline;
         let updates = pipeline.updates(model, stage_groups.len(), parts)?;
-        super::pipeline::check_updates(&settings, updates.as_ref())?;
+        asynchronous::check(&settings, model, updates.as_ref())?;
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
         let blocks = match pipeline.is_asynchronous() {
             true => pipeline.turns(model, stage_groups.len(), parts, BLOCK)?,
@@ -123,7 +123,7 @@ impl Lowered {
             }
             let owned = on_mesh[index].partition.sharing().facts().state.share == Share::Root;
             if owned && updates.is_some() {
-                return Err(owner_updates(settings.parallel.pipeline.name()));
+                return Err(asynchronous::owner_updates(settings.parallel.pipeline.name()));
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
             // Of a stage that several groups hold, each evaluates the micro-batches that it trains.
@@ -415,14 +415,6 @@ impl Lowered {
         }
         types
     }
-}
-
-/// One rank that updates for all, in a pipeline whose ranks read older weights.
-fn owner_updates(name: &str) -> Error {
-    let problem = Problem::new(format!("{name} does not work with DataParallel"))
-        .because("the rank that updates would have to send older weights too")
-        .nearest("DDP or ZeRO; or parallel.schedule = \"1f1b\"");
-    Error::refused(problem)
 }
 
 /// Merges the forward and the backward of the last instance where they follow each other, unless

@@ -9,7 +9,6 @@ use phalanx_pipeline::{
 };
 use phalanx_script::{ScheduledRun, Updates};
 
-use crate::Settings;
 use crate::custom::read_schedule;
 use phalanx_config::{PipelineSchedule, PipelineSplit};
 use phalanx_error::{Error, Problem, Result};
@@ -355,22 +354,4 @@ fn layers(model: &Model, stages: usize) -> Range<usize> {
         (Some(first), Some(last)) if last + 1 - first >= stages => first..last + 1,
         _ => all,
     }
-}
-/// Refuses what several updates per script cannot mean.
-pub(crate) fn check_updates(settings: &Settings, updates: Option<&Updates>) -> Result<()> {
-    let Some(updates) = updates else { return Ok(()) };
-    let name = settings.parallel.pipeline.name();
-    if settings.scaling.is_some() {
-        let problem = Problem::new(format!("{name} does not scale the loss, as f16 needs"))
-            .because("its stages update before all of them know whether a gradient overflowed")
-            .nearest("precision.compute = \"bf16\"");
-        return Err(Error::refused(problem));
-    }
-    if let (Some(clip), true) = (settings.clip, updates.round < updates.step) {
-        let problem = Problem::new(format!("{name} cannot clip to a global norm of {clip}"))
-            .because("each stage updates after its own backward: there is no moment at which all gradients of a micro-batch exist")
-            .nearest("optim.clip = 0; or parallel.schedule = \"pipedream-2bw\", which clips at the end of a batch");
-        return Err(Error::refused(problem));
-    }
-    Ok(())
 }

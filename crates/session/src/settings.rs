@@ -12,7 +12,7 @@ use phalanx_sys::memory::Machine;
 use super::parallel::Parallel;
 use super::pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 use super::replicas::BatchShare;
-use super::{Models, host, measure};
+use super::{Models, asynchronous, host, measure};
 use crate::host::GpuFacts;
 use phalanx_config::{Config, DeviceKind, FloatKind, LossScale, OptimKind};
 use phalanx_error::bytes;
@@ -256,6 +256,7 @@ impl Settings {
     pub fn on_one_rank(&self, model: &Model) -> Result<Parallel> {
         let groups = self.parallel.stage_groups()?.len();
         let delayed = self.parallel.pipeline.updates(model, groups, self.microbatches)?;
+        asynchronous::check(self, model, delayed.as_ref())?;
         let pipeline = Pipeline { delayed, ..Pipeline::default() };
         Ok(Parallel { pipeline, ..Parallel::default() })
     }

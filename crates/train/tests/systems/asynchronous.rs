@@ -6,13 +6,17 @@ use phalanx_config::Loaded;
 use phalanx_data::Batch;
 use phalanx_error::Result;
 use phalanx_models::hf::WeightTensor;
+use phalanx_pipeline::NamedSchedule;
 use phalanx_script::{Category, Kind, Script, ScriptKey, Updates, plan};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
-use phalanx_session::{BLOCK, BatchSource, Lowered, Planner, Session, StepData};
+use phalanx_session::{
+    BLOCK, BatchSource, Lowered, Parallel, Pipeline, Planner, Session, SharedStrategy, StepData,
+};
+use phalanx_spmd::strategies::DataParallel;
 
 use crate::bits::{Bits, params};
-use crate::support::{laid, llama, models, settings};
+use crate::support::{laid, llama, models, on, settings, shared};
 
 const LR: f64 = 0.01;
 
@@ -306,7 +310,71 @@ fn the_checker_finds_wrong_versions() {
     assert!(said.contains("the next script needs version 0 there"), "{said}");
 }
 
-/// What cannot be meant is refused, with what can.
+/// Weights that are written are read by the next step, on every stage: a run goes on as one that began with them.
+#[test]
+fn written_weights_replace_all_versions() {
+    for case in [(STASH, 3, 4), (VERTICAL, 3, 4), (TWO_BW, 2, 4)] {
+        let own = loaded(case, &["optim.kind=sgd"]);
+        let steps = batches(&own, 2);
+        let mut fresh = session(&own);
+        let mut used = session(&own);
+        let started = values(fresh.params().unwrap());
+        with_step_data(&steps[0], |data| used.step(data, LR)).unwrap();
+        assert_ne!(bits(&mut used), bits(&mut fresh), "{case:?}");
+        for index in 0..used.parameters().len() {
+            let param = used.parameters()[index].clone();
+            let bytes: Vec<u8> =
+                started[&param.name].iter().flat_map(|x| x.to_ne_bytes()).collect();
+            let tensor = WeightTensor::from_bytes(param.shape, phalanx_ir::DType::F64, &bytes);
+            used.set_param(index, &tensor).unwrap();
+        }
+        for trained in [&mut fresh, &mut used] {
+            with_step_data(&steps[1], |data| trained.step(data, LR)).unwrap();
+        }
+        assert_eq!(bits(&mut used), bits(&mut fresh), "{case:?}");
+    }
+}
+
+/// What pipelines without a flush cannot mean is refused by keys, and where settings do not come from keys.
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    for schedule in ["pipedream", "pipedream-2bw"] {
+        let order = format!("parallel.schedule={schedule}");
+        let sets = ["parallel.pp=2", "train.microbatches=4", &order];
+        let refused = |more: &[&str]| {
+            crate::support::try_llama(&[&sets[..], more].concat()).unwrap_err().to_string()
+        };
+        let half = refused(&["precision.compute=f16"]);
+        assert!(half.contains("f16") && half.contains(schedule) && half.contains("bf16"), "{half}");
+        for sync in ["dataparallel", "local-sgd", "average"] {
+            let said = refused(&["parallel.dp=2", &format!("parallel.sync={sync}")]);
+            assert!(said.contains(sync) && said.contains("\"ddp\""), "{said}");
+        }
+        let plain = llama(&["train.microbatches=4", "model.layers=3"]);
+        let named: NamedSchedule = schedule.parse().unwrap();
+        let pipeline = Pipeline { order: named.into(), ..Pipeline::default() };
+        let said = |mesh: &str, strategies: Vec<SharedStrategy>, replicas: bool| {
+            let replicas =
+                replicas.then(|| settings(&replicated(), None).parallel.replicas).flatten();
+            let parallel =
+                Parallel { pipeline: pipeline.clone(), replicas, ..on(mesh, strategies) };
+            let lowered = Lowered::new(&models(&plain), settings(&plain, Some(parallel)));
+            lowered.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(said("pp=2", vec![], false), "");
+        let owner = said("pp=2 dp=2", vec![shared(DataParallel::default())], false);
+        assert!(owner.contains(schedule) && owner.contains("DDP or ZeRO"), "{owner}");
+        let alone = said("pp=2 dp=2", vec![], true);
+        assert!(alone.contains("replicas that train by themselves"), "{alone}");
+    }
+}
+
+/// Replicas that are averaged every second step.
+fn replicated() -> Loaded {
+    llama(&["parallel.dp=2", "parallel.sync=local-sgd", "parallel.sync_every=2"])
+}
+
+/// Clipping is for pipelines that have a norm, and shared weights for those that update them at one time.
 #[test]
 fn clipping_needs_a_norm() {
     let sets = ["parallel.pp=2", "train.microbatches=4", "parallel.schedule=pipedream"];
