@@ -62,10 +62,6 @@ const ABSENT: &[(&[&str], &str)] = &[
         &["gpus", "gpu", "num_gpus", "devices", "cuda", "nnodes", "nproc_per_node", "world_size"],
         "set parallel.dp, tp, cp and pp: there are as many ranks as their product, threads or processes (run.ranks)",
     ),
-    (
-        &["ep", "expert_parallel", "expert_model_parallel_size"],
-        "leave it out: every rank has all experts; parallel.tp cuts each of them, parallel.zero=3 shards them",
-    ),
     (&["moe"], "set model.experts, the number of experts of a layer"),
 ];
 

@@ -1,10 +1,13 @@
 //! Experts in place of a dense feed-forward part: their kinds, and rules between their keys.
 
 use super::Config;
+use super::fits::near;
 use super::model::{ModelConfig, ModelKind, assignments, default_top_k};
+use super::parallel::ParallelConfig;
 use super::setting::{Setting, choice};
 use super::values::Values;
 use phalanx_error::Problem;
+use phalanx_spmd::strategies::two_factors;
 
 choice! {
     /// How a token chooses its experts.
@@ -29,6 +32,22 @@ choice! {
         Group = "group",
         /// All tokens of a micro-batch, on all ranks.
         MicroBatch = "microbatch",
+    }
+}
+
+choice! {
+    /// How tokens meet the experts of other ranks.
+    pub enum ExchangeKind {
+        /// What moves less.
+        Auto = "auto",
+        /// Rows travel to their experts and back.
+        AllToAll = "all-to-all",
+        /// Every rank gathers all tokens; results are summed and scattered.
+        AllGather = "all-gather",
+        /// All-to-all in two steps, within nodes and between them.
+        Hierarchical = "hierarchical",
+        /// All-to-all of a part of each row where tensor parallelism has whole ones.
+        Coordinated = "coordinated",
     }
 }
 
@@ -120,7 +139,83 @@ impl ModelConfig {
     }
 }
 
+impl ParallelConfig {
+    /// Rejects exchanges that would have no effect, or that ranks cannot do.
+    pub(crate) fn check_exchange(&self, values: &mut Values) {
+        let (kind, name, ep) = (self.expert_exchange, self.expert_exchange.name(), self.ep.get());
+        let keys = ["parallel.expert_exchange", "parallel.ep"];
+        values.rule(&keys, kind == ExchangeKind::Auto || ep > 1, || {
+            Problem::new(format!(
+                "parallel.expert_exchange = \"{name}\" has no effect with parallel.ep = 1"
+            ))
+            .because("every rank has all experts")
+            .fix("parallel.ep = 2, or leave parallel.expert_exchange out")
+        });
+        let steps = kind != ExchangeKind::Hierarchical || ep == 1 || two_factors(ep).is_some();
+        values.rule(&keys, steps, || {
+            let degrees = near(ep, |n| two_factors(n).is_some());
+            Problem::new(format!(
+                "parallel.expert_exchange = \"{name}\" does not work with parallel.ep = {ep}"
+            ))
+            .because("tokens travel among neighbours, then between groups of them: two numbers above 1 whose product is ep")
+            .nearest(assignments("parallel.ep", &degrees))
+        });
+        let parts = kind != ExchangeKind::Coordinated || self.tp.get() > 1;
+        values.rule(&["parallel.expert_exchange", "parallel.tp"], parts, || {
+            Problem::new(format!(
+                "parallel.expert_exchange = \"{name}\" has no effect with parallel.tp = 1"
+            ))
+            .because("ranks of tp, which have the same rows, send a part of each")
+            .fix("parallel.tp = 2, or parallel.expert_exchange = \"all-to-all\"")
+        });
+    }
+}
+
 impl Config {
+    /// Experts are distributed evenly to a part of the ranks that samples are distributed to.
+    pub(crate) fn check_expert_ranks(&self, values: &mut Values) {
+        let (ep, dp) = (self.parallel.ep.get(), self.parallel.dp.get());
+        if ep == 1 {
+            return;
+        }
+        let (experts, sync) = (self.model.experts, self.parallel.sync);
+        values.rule(&["parallel.ep", "model.experts"], experts > 0, || {
+            Problem::new(format!("parallel.ep = {ep} has no effect with model.experts = 0"))
+                .fix("model.experts = 8, or parallel.ep = 1")
+        });
+        let even = experts.is_multiple_of(ep);
+        values.rule(&["parallel.ep", "model.experts"], even, || {
+            Problem::new(format!("parallel.ep = {ep} does not divide model.experts = {experts}"))
+                .because("every rank has the same number of experts")
+                .nearest(assignments("parallel.ep", &near(ep, |n| experts.is_multiple_of(n))))
+        });
+        values.rule(&["parallel.ep", "parallel.dp"], dp.is_multiple_of(ep), || {
+            let near = assignments("parallel.ep", &near(ep, |n| dp.is_multiple_of(n)));
+            let above = dp.next_multiple_of(ep);
+            Problem::new(format!("parallel.ep = {ep} does not divide parallel.dp = {dp}"))
+                .because("the ranks that share experts are some of those that share the batch")
+                .nearest(format!("{near}, or parallel.dp = {above}"))
+        });
+        let name = sync.name();
+        values.rule(&["parallel.ep", "parallel.sync"], !self.parallel.has_replicas(), || {
+            Problem::new(format!("parallel.ep = {ep} does not work with parallel.sync = {name}"))
+                .because("replicas that train by themselves exchange no tokens")
+                .fix("parallel.sync = \"ddp\", or parallel.ep = 1")
+        });
+        let shard = self.parallel.dp_shard.get();
+        let nests = shard.is_multiple_of(ep) || ep.is_multiple_of(shard);
+        values.rule(&["parallel.ep", "parallel.dp_shard"], nests, || {
+            let fits = |n: usize| {
+                (shard.is_multiple_of(n) || n.is_multiple_of(shard)) && experts.is_multiple_of(n)
+            };
+            Problem::new(format!(
+                "parallel.ep = {ep} does not nest with parallel.dp_shard = {shard}"
+            ))
+            .because("groups that share experts and groups that share a copy lie within each other")
+            .nearest(assignments("parallel.ep", &near(ep, fits)))
+        });
+    }
+
     /// Groups of tokens are parts of sequences.
     pub(crate) fn check_groups(&self, values: &mut Values) {
         let (group, seq) = (self.model.group.get(), self.train.seq_len.get());

@@ -16,6 +16,7 @@ impl Config {
     pub(super) fn check_fits(&self, values: &mut Values) {
         self.check_order(values);
         self.check_shards(values);
+        self.check_expert_ranks(values);
         self.check_replicas(values);
         self.check_pipeline(values);
         self.check_samples(values);

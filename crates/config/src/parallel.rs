@@ -5,6 +5,7 @@ use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
 use super::context::{CpKind, CpOrder};
+use super::experts::ExchangeKind;
 use super::key::section;
 use super::setting::{Count, Positive, Setting, choice, quoted};
 use super::sync::{SyncKind, SyncMomentum};
@@ -22,6 +23,10 @@ section! {
         cp: Count = "1"; aka "context_parallel_size" "context_parallel_degree" "sp_size" "sequence_parallel_size",
         /// Pipeline degree: stages that hold different layers.
         pp: Count = "1"; aka "pipeline_model_parallel_size" "pipeline_parallel_degree" "pp_size",
+        /// Expert-parallel degree: of the dp ranks, how many share the experts among them.
+        ep: Count = "1"; aka "expert_parallel" "expert_model_parallel_size" "expert_parallel_degree" "ep_size",
+        /// How tokens meet the experts of other ranks.
+        expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
         /// ZeRO stage: what data-parallel ranks shard (1: optimizer state, 2: also gradients, 3:
         /// also weights).
         zero: ZeroStage = "0"; aka "zero_stage" "stage" "use_distributed_optimizer",
@@ -398,6 +403,7 @@ impl ParallelConfig {
             ("parallel.zero", self.zero != ZeroStage::Zero),
             ("parallel.fsdp", self.fsdp),
             ("parallel.sp", self.sp),
+            ("parallel.ep", self.ep.get() > 1),
             ("parallel.tp_kind", self.tp_kind != TpKind::OneD),
             ("parallel.tp_plan", !self.tp_plan.0.is_empty()),
         ] {
@@ -416,6 +422,7 @@ impl ParallelConfig {
         self.check_cp_kind(values);
         self.check_sync(values);
         self.check_sharing(values);
+        self.check_exchange(values);
         self.check_search(values);
         self.check_tensor_shape(values);
         for (key, (name, value)) in Self::KEYS.iter().zip(self.write()) {
@@ -424,7 +431,7 @@ impl ParallelConfig {
             values.rule(&[name], value == works, || {
                 Problem::new(format!("{name} = {value}: {system} is not built yet"))
                     .because(
-                        "this version has data, tensor, sequence, context and pipeline parallelism and ZeRO",
+                        "this version has data, expert, tensor, sequence, context and pipeline parallelism and ZeRO",
                     )
                     .nearest(format!("{name} = {works}"))
             });

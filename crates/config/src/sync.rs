@@ -31,6 +31,11 @@ choice! {
 }
 
 impl ParallelConfig {
+    /// Whether replicas train by themselves.
+    pub(crate) fn has_replicas(&self) -> bool {
+        matches!(self.sync, SyncKind::LocalSgd | SyncKind::Average)
+    }
+
     /// How many replicas train by themselves, from one average to the next.
     pub fn separate_replicas(&self) -> usize {
         match self.sync {
@@ -42,7 +47,7 @@ impl ParallelConfig {
     /// Rejects ways to keep replicas equal that are not built, or that other keys contradict.
     pub(crate) fn check_sync(&self, values: &mut Values) {
         let (sync, name) = (self.sync, self.sync.name());
-        let averages = matches!(sync, SyncKind::LocalSgd | SyncKind::Average);
+        let averages = self.has_replicas();
         let written: Vec<(&str, String)> = self.write();
         for (key, used) in [
             ("parallel.sync_every", averages),

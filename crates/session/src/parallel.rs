@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh, Model, Order};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Cube, Cut, DataParallel, Ddp, Fsdp, Megatron, Optimus, Ring,
-    RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
+    AllGatherKv, Automatic, Cube, Cut, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
+    Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
 };
 use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
 use phalanx_config::{
-    CpKind, CpOrder, LayoutKind, ModelKind, SyncKind, SyncMomentum, TpKind, ZeroStage,
+    CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, SyncKind, SyncMomentum, TpKind, ZeroStage,
 };
 use phalanx_error::Result;
 
@@ -85,6 +85,12 @@ impl Parallel {
                 allgather_bucket_size: config.allgather_bucket_size.get(),
                 ..Zero::stage(stage as u8)
             })),
+        }
+        if config.ep.get() > 1 {
+            strategies.push(Arc::new(ExpertParallel {
+                exchange: exchange(config.expert_exchange),
+                ..ExpertParallel::over(config.ep.get())
+            }));
         }
         if config.tp.get() > 1 && !search {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
@@ -224,4 +230,15 @@ fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
     let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
+}
+
+/// How tokens meet the experts of other ranks.
+fn exchange(kind: ExchangeKind) -> ExpertExchange {
+    match kind {
+        ExchangeKind::Auto => ExpertExchange::Cheapest,
+        ExchangeKind::AllToAll => ExpertExchange::AllToAll,
+        ExchangeKind::AllGather => ExpertExchange::AllGather,
+        ExchangeKind::Hierarchical => ExpertExchange::Hierarchical,
+        ExchangeKind::Coordinated => ExpertExchange::Coordinated,
+    }
 }

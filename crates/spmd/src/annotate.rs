@@ -5,7 +5,7 @@
 //! annotates only its own axes, so strategies compose in any order; if two decide the same thing
 //! differently, the error names both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::layout::{AxisRole, Layout, Order};
 use phalanx_ir::text::value_name;
@@ -23,6 +23,8 @@ pub struct Annotations {
     /// The order in which an axis deals the elements of the dims that it shards, where that is not
     /// by blocks.
     pub(crate) orders: BTreeMap<Axis, Order>,
+    /// The axes that go from dim to dim, each by an all-to-all, and are not gathered on the way.
+    pub(crate) travel: BTreeSet<Axis>,
 }
 
 /// The decisions about one value.
@@ -122,6 +124,13 @@ impl<'a> Annotator<'a> {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Where a value is sharded by the axis along one dim and is needed so along another, it goes there
+    /// by an all-to-all, also where a gather would be one call less.
+    pub fn travel(&mut self, axis: &str) -> Result<(), SpmdError> {
+        self.annotations.travel.extend(self.mesh.expand(axis)?);
+        Ok(())
     }
 
     /// Decides every axis of the mesh at once: `0:dp 1:tp` leaves the value replicated over all

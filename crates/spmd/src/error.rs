@@ -44,6 +44,16 @@ pub enum SpmdError {
         /// How many ranks should share a copy.
         shard: usize,
     },
+    /// Tokens cannot travel in two steps.
+    #[error(
+        "{ranks} ranks with experts are no product of two numbers above 1: tokens cannot travel in \
+        two steps\n  nearest that work: {} ranks",
+        if *ranks < 4 { 4 } else { ranks + 1 }
+    )]
+    Factors {
+        /// The ranks that experts are distributed to.
+        ranks: usize,
+    },
     /// A stage of ZeRO that does not exist.
     #[error(
         "there is no stage {stage} of ZeRO\n  nearest that work: 1 (optimizer state), 2 (gradients too), 3 (weights too)"

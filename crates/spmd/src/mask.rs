@@ -19,6 +19,8 @@ pub(crate) struct Grid {
     axes: Vec<(Axis, usize)>,
     /// For each of them, how it deals the elements of dims that it shards.
     orders: Vec<Order>,
+    /// Those that are not gathered on the way from dim to dim.
+    travel: u16,
     /// The others.
     single: Vec<Axis>,
 }
@@ -31,7 +33,7 @@ impl Grid {
         }
         let single = mesh.axes().filter(|&(_, n)| n == 1).map(|(axis, _)| axis).collect();
         let orders = vec![Order::Block; axes.len()];
-        Ok(Self { axes, orders, single })
+        Ok(Self { axes, orders, travel: 0, single })
     }
 
     /// The same axes with other orders than blocks.
@@ -40,6 +42,18 @@ impl Grid {
             *order = orders.get(axis).copied().unwrap_or(Order::Block);
         }
         self
+    }
+
+    /// The same axes, of which these are not gathered on the way from dim to dim.
+    pub(crate) fn travelling(mut self, travel: &BTreeSet<Axis>) -> Self {
+        let own = travel.iter().filter_map(|&axis| self.index(axis));
+        self.travel = own.fold(0, |set, axis| set | 1 << axis);
+        self
+    }
+
+    /// Whether one of these axes, which the target of a move has too, may not be gathered.
+    pub(crate) fn travels(&self, axes: Axes, wanted: u16) -> bool {
+        axes.set() & wanted & self.travel != 0
     }
 
     /// The order of a dim that is sharded by these axes: that of the major one.

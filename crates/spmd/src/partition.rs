@@ -74,7 +74,7 @@ impl<'a> Problem<'a> {
         annotations: &Annotations,
         costs: &'a Costs,
     ) -> Result<Self, SpmdError> {
-        let grid = Grid::new(mesh)?.ordered(&annotations.orders);
+        let grid = Grid::new(mesh)?.ordered(&annotations.orders).travelling(&annotations.travel);
         let pins = Pins::new(joint, annotations, &grid);
         let program: &Program = &joint.program;
         let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();

@@ -147,6 +147,10 @@ impl Search<'_> {
         let changes = || lay.dims.iter().zip(&step.to.dims).filter(|(from, to)| from != to);
         let dealt = |axes: Axes| self.grid.order(axes) != phalanx_ir::Order::Block;
         let moves = matches!(step.kind, CollectiveKind::AllToAll { .. });
+        let gathers = matches!(step.kind, CollectiveKind::AllGather { .. });
+        if gathers && self.grid.travels(step.axes, self.to.sharded()) {
+            return false;
+        }
         changes()
             .all(|(&from, &to)| self.grid.goes(from, to) && !(moves && (dealt(from) || dealt(to))))
     }

@@ -50,7 +50,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 14] = [
+const LAYOUTS: [&[&str]; 15] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -93,6 +93,8 @@ const LAYOUTS: [&[&str]; 14] = [
     &["parallel.pp=2", "parallel.schedule=pipedream-2bw", "parallel.dp=2"],
     // One rank alone has the optimizer's state.
     &["parallel.dp=2", "parallel.sync=dataparallel", "precision.weights=bf16"],
+    // Ranks have different experts.
+    &["parallel.dp=4", "parallel.ep=2", "parallel.zero=1", "model.experts=4"],
 ];
 
 #[test]
@@ -144,6 +146,34 @@ fn another_layout_goes_on_with_the_same_numbers() {
             let sets = [&none[..], into, &["train.steps=6", "run.name=other"]].concat();
             let rest = steps(&go_on(dir, &format!("runs/{name}"), &sets).ok());
             assert_eq!(rest.len(), 3);
+            for (step, (loss, norm)) in rest {
+                let (a, b) = whole[&step];
+                let near = |a: f64, b: f64| (a - b).abs() <= 1e-10 * a.abs();
+                assert!(near(a, loss) && near(b, norm), "{from:?} to {into:?}: {step} {a} {loss}");
+            }
+        }
+    }
+}
+
+/// Experts are saved by their global numbers.
+#[test]
+fn experts_go_on_on_other_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let base = ["precision.compute=f64", "model.experts=4", "train.batch_size=8"];
+    let layouts: [&[&str]; 3] = [
+        &["parallel.dp=1", "parallel.ep=1", "parallel.zero=0"],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=3"],
+        &["parallel.dp=4", "parallel.ep=4", "parallel.zero=1"],
+    ];
+    let whole = steps(&run(dir, "whole", 4, &base));
+    for (number, from) in layouts.iter().enumerate() {
+        let name = format!("run{number}");
+        run(dir, &name, 2, &[&base, *from, &["run.checkpoint_every=2"]].concat());
+        for into in layouts.iter().filter(|into| *into != from) {
+            let sets = [*into, &["train.steps=4", "run.name=other"]].concat();
+            let rest = steps(&go_on(dir, &format!("runs/{name}"), &sets).ok());
+            assert_eq!(rest.len(), 2);
             for (step, (loss, norm)) in rest {
                 let (a, b) = whole[&step];
                 let near = |a: f64, b: f64| (a - b).abs() <= 1e-10 * a.abs();

@@ -92,6 +92,27 @@ pub use phalanx_spmd::strategies::DataParallel;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Ddp;
+/// How tokens meet the experts of other ranks, in an [`ExpertParallel`].
+///
+/// ```
+/// use phalanx::{ExpertExchange, ExpertParallel};
+///
+/// let exchange = ExpertExchange::AllToAll;
+/// let experts = ExpertParallel { exchange, ..ExpertParallel::over(2) };
+/// assert_eq!(experts.ranks, 2);
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::ExpertExchange;
+/// Expert parallelism: some of the ranks that have different samples have different experts too.
+///
+/// ```
+/// use phalanx::{Ddp, ExpertParallel};
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("dp=4").strategy(Ddp::default()).strategy(ExpertParallel::over(2))
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::ExpertParallel;
 /// Fully sharded data parallelism: weights are gathered for the layers that run.
 ///
 /// ```

@@ -50,8 +50,13 @@ impl Strategy for BatchParallel {
             }
             ctx.shard(value, 0, &self.axis)?;
         }
-        for param in ctx.params() {
-            ctx.replicate(param.value, &self.axis)?;
+        // Experts may have been distributed to a part of the axis.
+        for part in ctx.mesh().expand(&self.axis)? {
+            for param in ctx.params() {
+                if !ctx.is_decided(param.value, part.name())? {
+                    ctx.replicate(param.value, part.name())?;
+                }
+            }
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod cube;
 mod data;
 mod data_parallel;
 mod ddp;
+mod experts;
 mod find;
 mod fsdp;
 mod megatron;
@@ -35,6 +36,7 @@ pub use cube::Cube;
 pub use data::BatchParallel;
 pub use data_parallel::DataParallel;
 pub use ddp::Ddp;
+pub use experts::{ExpertExchange, ExpertParallel, two_factors};
 pub use fsdp::Fsdp;
 pub use megatron::{Megatron, heads_fit};
 pub use optimus::Optimus;
@@ -50,6 +52,8 @@ pub use zero::Zero;
 /// What a strategy annotates; axes of earlier variants are major.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Precedence {
+    /// Experts, which have some of the ranks that samples have.
+    Experts,
     /// Samples.
     Batch,
     /// Positions.
@@ -77,7 +81,7 @@ pub trait Strategy {
     }
 
     /// If several strategies shard one dim, the axes of the lower place are major, independent of
-    /// the order of the strategies: batch, then context, then weights, then the stream. A strategy
+    /// the order of the strategies: experts, batch, then context, then weights, then the stream. A strategy
     /// that annotates other things than samples must say so here.
     fn place(&self) -> Precedence {
         Precedence::Batch

@@ -16,8 +16,9 @@ use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Cube, DataParallel, Ddp, Fsdp, Megatron, Optimus, Ring, RingSelfAttention,
-    Sequence, TensorPlan, Ulysses, WeightUpdateSharding, Zero,
+    AllGatherKv, BatchParallel, Cube, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
+    Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses,
+    WeightUpdateSharding, Zero,
 };
 
 use crate::support::{on, settings, shared, try_gpt, try_llama};
@@ -41,7 +42,7 @@ macro_rules! systems {
 
 systems! {
     Ddp "ddp", Owner "dataparallel", Zero1 "zero-1", Zero2 "zero-2", Zero3 "zero-3",
-    Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd",
+    Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd", Experts "ep",
     Tensor "tp", Sequence "tp+sp", Plan "tp-plan", Square "2d",
     Squares "2.5d", Cube "3d", Ulysses "ulysses", AllGatherKv "ag-kv",
     Ring "ring", Rsa "rsa", Selective "selective", Full "full", Microbatches "mb",
@@ -156,6 +157,18 @@ fn configuration(systems: &[System]) -> Result<Loaded> {
         // Of the two steps, the second ends with an average.
         sets.extend(["parallel.dp=2", "parallel.sync=local-sgd", "parallel.sync_every=2"]);
     }
+    if has(S::Experts) {
+        // The second of two layers has experts, and some tokens find no place. Rounded to 16 bits, some
+        // would choose another expert: there they take all.
+        sets.extend(["model.experts=4", "model.expert_ffn=6", "model.moe_every=2"]);
+        sets.extend(match has(S::Bf16) || has(S::Half) {
+            false => ["model.capacity=0.75", "model.group=4"],
+            true => ["model.capacity=0", "model.top_k=4"],
+        });
+    }
+    if has(S::Experts) && has(S::Local) {
+        sets.push("parallel.ep=2");
+    }
     match has(S::Gpt2) {
         // What is dropped depends on the global place of an element, not on the rank.
         true => try_gpt(&[&sets[..], &["model.dropout=0.1"]].concat()),
@@ -175,10 +188,13 @@ fn layout(systems: &[System]) -> Parallel {
     let crowded = context && (tensor || both);
     let mut axes = Vec::new();
     axes.extend(pipeline(systems).map(|_| "pp=2"));
-    if systems.iter().any(|s| s.shares()) {
-        axes.push(if has(S::Hybrid) && !crowded { "dp=4" } else { "dp=2" });
+    let shares = systems.iter().any(|s| s.shares());
+    if shares || has(S::Experts) {
+        // Where ranks are few, no two of them have the same experts.
+        let several = has(S::Hybrid) || has(S::Experts) && !context && !tensor;
+        axes.push(if several && !crowded { "dp=4" } else { "dp=2" });
     }
-    axes.extend(has(S::Local).then_some("dp=2"));
+    axes.extend((has(S::Local) && !has(S::Experts)).then_some("dp=2"));
     axes.extend(context.then_some("cp=2"));
     axes.extend(both.then_some("kv=2"));
     axes.extend(shape.map(|(_, ranks)| ranks).or(tensor.then_some("tp=2")));
@@ -213,6 +229,11 @@ fn layout(systems: &[System]) -> Parallel {
             }
             _ => None,
         });
+    }
+    if has(S::Experts) {
+        strategies.extend((!shares).then(|| shared(BatchParallel::default())));
+        let exchange = ExpertExchange::AllToAll;
+        strategies.push(shared(ExpertParallel { exchange, ..ExpertParallel::over(2) }));
     }
     if has(S::Plan) {
         // Only a part of the model: names decide, not what Megatron would find.

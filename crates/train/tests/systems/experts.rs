@@ -1,8 +1,10 @@
 //! Experts on ranks: the same tokens go to the same places, and everything agrees with one rank.
 
 use phalanx_config::Loaded;
+use phalanx_inspect::verify::CommRow;
+use phalanx_spmd::strategies::{Ddp, ExpertParallel, Zero};
 
-use crate::support::{agrees, llama, try_llama};
+use crate::support::{agrees, laid, llama, on, shared, try_llama};
 
 /// Four experts of which a token takes two, in the second of two layers, with drops and all losses.
 fn mixture(sets: &[&str]) -> Loaded {
@@ -39,6 +41,119 @@ fn experts_agree_with_one_rank_in_every_layout() {
     }
 }
 
+/// Experts on some of the data-parallel ranks, with every way to share the rest.
+#[test]
+fn experts_on_their_own_ranks_agree_with_one() {
+    let all = "parallel.expert_exchange=all-to-all";
+    for sets in [
+        &["parallel.dp=2", "parallel.ep=2", all][..],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=all-gather"],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=1", "model.router=switch"],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=2", "train.microbatches=2", all],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=3", "train.recompute=full", all],
+        &["parallel.dp=4", "parallel.ep=4", "parallel.fsdp=true", "parallel.dp_shard=2"],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.sync=dataparallel", all],
+        &["parallel.dp=4", "parallel.ep=4", "parallel.expert_exchange=hierarchical"],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.tp=2", "model.capacity=0", all],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.tp=2", "parallel.sp=true", all],
+        &[
+            "parallel.dp=2",
+            "parallel.ep=2",
+            "parallel.tp=2",
+            "parallel.sp=true",
+            "parallel.expert_exchange=coordinated",
+        ],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.cp=2", "model.group=4", all],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.cp=2", "parallel.cp_kind=ring"],
+        &[
+            "parallel.dp=2",
+            "parallel.ep=2",
+            "parallel.pp=2",
+            "parallel.schedule=zb-v",
+            "train.microbatches=2",
+            "model.layers=4",
+            all,
+        ],
+        &["parallel.dp=2", "parallel.ep=2", "optim.kind=lamb", "model.shared_experts=1", all],
+    ] {
+        agrees(&format!("{sets:?}"), &mixture(sets), None);
+    }
+}
+
+/// Four exchanges for each layer with experts, micro-batch and step, of experts · places rows for each
+/// group; what a rank keeps it does not send. Mixture has one such layer, a batch of 8 samples of 8
+/// tokens and width 16; 3 places for each of 4 experts; verify takes two steps in f64.
+#[test]
+fn an_exchange_moves_what_the_formula_says() {
+    let rows = |sets: &[&str]| -> Vec<CommRow> {
+        let found = agrees(&format!("{sets:?}"), &mixture(sets), None);
+        found.comm.into_iter().filter(|row| row.op == "all_to_all").collect()
+    };
+    let bytes = (2 * 4) * (4 * 3) * 8 * 16 * 8;
+    let part = |axes: &[&str], count: u64, bytes: u64| CommRow {
+        op: "all_to_all",
+        axes: axes.iter().map(|axis| (*axis).to_owned()).collect(),
+        count,
+        bytes_predicted: bytes,
+        bytes_measured: bytes,
+    };
+    let all = "parallel.expert_exchange=all-to-all";
+    assert_eq!(rows(&["parallel.dp=2", "parallel.ep=2", all]), [part(&["dp"], 8 * 2, bytes / 2)]);
+    assert_eq!(rows(&["parallel.dp=4", "parallel.ep=2", all]), [part(&["dp.1"], 8 * 4, bytes / 2)]);
+    assert_eq!(
+        rows(&["parallel.dp=4", "parallel.ep=4", all]),
+        [part(&["dp"], 8 * 4, bytes * 3 / 4)]
+    );
+    // In two steps: half of everything each time, to one rank instead of to three.
+    let steps = ["parallel.dp=4", "parallel.ep=4", "parallel.expert_exchange=hierarchical"];
+    assert_eq!(
+        rows(&steps),
+        [part(&["dp.0"], 8 * 4, bytes / 2), part(&["dp.1"], 8 * 4, bytes / 2)]
+    );
+    // Two ranks of tp have the same rows: both send all of them, or each a half.
+    let twice = ["parallel.dp=2", "parallel.ep=2", "parallel.tp=2"];
+    assert_eq!(rows(&[&twice[..], &[all]].concat()), [part(&["dp"], 8 * 4, bytes)]);
+    let coordinated = "parallel.expert_exchange=coordinated";
+    assert_eq!(rows(&[&twice[..], &[coordinated]].concat()), [part(&["dp"], 8 * 4, bytes / 2)]);
+}
+
+/// With 4 experts and 3 places for 8 tokens there are 1.5 rows for each token: two ranks exchange rows,
+/// and gather tokens only where there are more rows than ranks.
+#[test]
+fn what_moves_less_is_chosen() {
+    let exchanged = |capacity: &str| {
+        let loaded = mixture(&["parallel.dp=2", "parallel.ep=2", capacity]);
+        let found = agrees(capacity, &loaded, None);
+        found.comm.iter().any(|row| row.op == "all_to_all")
+    };
+    assert!(exchanged("model.capacity=0.75"));
+    assert!(!exchanged("model.capacity=1.25"));
+}
+
+/// A rank keeps its experts alone, and ZeRO shards these over the ranks that have the same ones.
+#[test]
+fn ranks_keep_their_own_experts() {
+    let loaded = mixture(&[]);
+    let experts = 3 * 4 * 16 * 6;
+    let kept = |mesh: &str, ranks: usize, sharing| {
+        let laid = laid(&loaded, Some(on(mesh, [sharing, shared(ExpertParallel::over(ranks))])));
+        let units = &laid.plan.units;
+        let own: Vec<_> = units.iter().filter(|unit| !unit.blocks.is_empty()).collect();
+        let elements: usize = own.iter().map(|unit| unit.elements).sum();
+        let axes = |axes: Vec<phalanx_ir::Axis>| -> String {
+            axes.iter().map(|axis| axis.name()).collect::<Vec<_>>().join(",")
+        };
+        let summed = own[0].partial.iter().copied().collect();
+        (elements, axes(summed), axes(own[0].facts.axes.clone()))
+    };
+    let ddp = || shared(Ddp::default());
+    assert_eq!(kept("dp=2", 2, ddp()), (experts / 2, String::new(), String::new()));
+    assert_eq!(kept("dp=4", 4, ddp()), (experts / 4, String::new(), String::new()));
+    assert_eq!(kept("dp=4", 2, ddp()), (experts / 2, "dp.0".to_owned(), String::new()));
+    let zero = shared(Zero::stage(3));
+    assert_eq!(kept("dp=4", 2, zero), (experts / 2, "dp.0".to_owned(), "dp.0".to_owned()));
+}
+
 #[test]
 fn what_cannot_work_is_refused_with_what_would() {
     for (sets, reason) in [
@@ -48,6 +163,32 @@ fn what_cannot_work_is_refused_with_what_would() {
         (&["model.experts=4", "model.router=switch", "model.top_k=2"], "model.top_k = 1"),
         (&["model.experts=4", "model.moe_every=3"], "model.moe_every = 2"),
         (&["model.capacity=2"], "model.experts = 8"),
+        (&["parallel.dp=2", "parallel.ep=2"], "model.experts = 8"),
+        (&["model.experts=4", "parallel.ep=2"], "parallel.dp = 2"),
+        (&["model.experts=4", "parallel.dp=3", "parallel.ep=3"], "parallel.ep = 2 or 4"),
+        (&["model.experts=4", "parallel.expert_exchange=all-gather"], "parallel.ep = 2"),
+        (
+            &[
+                "model.experts=4",
+                "parallel.dp=2",
+                "parallel.ep=2",
+                "parallel.expert_exchange=hierarchical",
+            ],
+            "parallel.ep = 4",
+        ),
+        (
+            &[
+                "model.experts=4",
+                "parallel.dp=2",
+                "parallel.ep=2",
+                "parallel.expert_exchange=coordinated",
+            ],
+            "parallel.tp = 2",
+        ),
+        (
+            &["model.experts=4", "parallel.dp=2", "parallel.ep=2", "parallel.sync=average"],
+            "exchange no tokens",
+        ),
     ] {
         let text = match try_llama(sets) {
             Ok(_) => panic!("{sets:?} was accepted"),

@@ -29,6 +29,7 @@ With `new` instead of `all` it runs those that the page does not have yet.
 | hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
 | wus | weight-update sharding |
 | local-sgd | replicas that train by themselves, dp 2; the second of two steps ends with their mean |
+| ep | four experts in every second layer, on two of the data-parallel ranks, which are four where nothing splits tensors or sequences |
 | tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
 | tp-plan | tensor parallelism of the MLP alone, by parameter names, tp 2 |
 | 2d, 2.5d, 3d | tensor parallelism on a square of 2 × 2 ranks, on two of them, on a cube of 2 × 2 × 2 |
