@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use phalanx::config::{self, Loaded};
+use phalanx::config::{self, Loaded, Sources};
 use phalanx::error::{Result, counted};
 use phalanx::inspect::explain::{Explanation, Focus};
 use phalanx::inspect::verify::sources as verification;
@@ -47,12 +47,14 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             agent.run(&program)
         }
         Command::Train { settings, trace, resume: given } => {
-            let Some(resumed) = found(settings, given.as_deref())? else {
-                return begin(network::load(&settings.sources()), &|loaded| {
+            // A file is read once: it may be a pipe.
+            let sources = settings.sources();
+            let Some(resumed) = found(&sources, given.as_deref())? else {
+                return begin(network::load(&sources), &|loaded| {
                     train(loaded, output(settings), trace.as_deref()).map(drop)
                 });
             };
-            begin(network::load(&resumed.sources(settings.sources())), &|loaded| {
+            begin(network::load(&resumed.sources(sources)), &|loaded| {
                 resume(loaded, output(settings), trace.as_deref(), &resumed).map(drop)
             })
         }
@@ -130,12 +132,8 @@ fn output(settings: &Settings) -> Output {
 }
 
 /// The run that is to go on: as it was asked for, or because torchrun or Slurm has started its job again.
-fn found(settings: &Settings, given: Option<&Path>) -> Result<Option<Resume>> {
-    // Where runs are is known without the run.
-    let runs = || match network::load(&settings.sources()) {
-        Ok(loaded) => loaded.config.run.dir,
-        Err(_) => "runs".into(),
-    };
+fn found(sources: &Sources, given: Option<&Path>) -> Result<Option<Resume>> {
+    let runs = || sources.run_dir();
     match given {
         Some(given) => Resume::find(given, runs).map(Some),
         None => Ok(Resume::of_requeued(runs)?.map(|(resumed, text)| {

@@ -136,6 +136,9 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        // Closing the file is not enough: a process that another thread is just starting has it open, too, until it
+        // runs its own program.
+        system::unlock(&self.file);
         system::unmap(self.base, self.len);
     }
 }
@@ -192,17 +195,17 @@ mod system {
         done(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
     }
 
-    fn byte(byte: usize, kind: libc::c_int) -> libc::flock {
+    fn bytes(from: usize, count: usize, kind: libc::c_int) -> libc::flock {
         // SAFETY: the struct has only numbers, for which zero is a value.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = kind as _;
         lock.l_whence = libc::SEEK_SET as _;
-        (lock.l_start, lock.l_len) = (byte as libc::off_t, 1);
+        (lock.l_start, lock.l_len) = (from as libc::off_t, count as libc::off_t);
         lock
     }
 
     pub(super) fn lock(file: &File, at: usize) -> io::Result<bool> {
-        let lock = byte(at, libc::F_WRLCK);
+        let lock = bytes(at, 1, libc::F_WRLCK);
         // SAFETY: the call reads the struct.
         match done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
             Ok(_) => Ok(true),
@@ -212,8 +215,16 @@ mod system {
         }
     }
 
+    /// Gives all bytes free that this handle holds.
+    pub(super) fn unlock(file: &File) {
+        // A length of zero reaches to the end.
+        let lock = bytes(0, 0, libc::F_UNLCK);
+        // SAFETY: the call reads the struct. If it fails, closing the file does the same, a little later.
+        let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    }
+
     pub(super) fn is_locked(file: &File, at: usize) -> bool {
-        let mut lock = byte(at, libc::F_WRLCK);
+        let mut lock = bytes(at, 1, libc::F_WRLCK);
         // SAFETY: the call fills the struct.
         let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
         // Who cannot be asked counts as alive: a mistake only makes others wait longer.
@@ -259,6 +270,8 @@ mod system {
         create().map(|_| false)
     }
 
+    pub(super) fn unlock(_: &File) {}
+
     pub(super) fn is_locked(_: &File, _: usize) -> bool {
         true
     }
@@ -271,6 +284,8 @@ mod system {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -305,6 +320,29 @@ mod tests {
         assert!(!memory.hold(3).unwrap());
         drop(holder);
         assert!(!memory.is_held(3) && memory.hold(3).unwrap());
+    }
+
+    /// A process that is being started has all files of this one open until its program runs.
+    #[test]
+    fn a_held_byte_is_free_while_another_process_is_started() {
+        let memory = SharedMemory::create(PAGE).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::process::Command::new("true").status().unwrap();
+                }
+            });
+            let (start, mut late) = (Instant::now(), 0);
+            while start.elapsed() < Duration::from_millis(300) {
+                let holder = SharedMemory::open(memory.fd().as_raw_fd()).unwrap();
+                late += usize::from(!holder.hold(3).unwrap());
+                drop(holder);
+                late += usize::from(memory.is_held(3));
+            }
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(late, 0);
+        });
     }
 
     #[test]

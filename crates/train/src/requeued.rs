@@ -64,10 +64,10 @@ impl OuterJob {
 impl Resume {
     /// Where a job goes on that torchrun or Slurm has started again; nothing if it was not, or has left
     /// no whole checkpoint in `runs`. The text is for people.
-    pub fn of_requeued(runs: impl FnOnce() -> PathBuf) -> Result<Option<(Self, String)>> {
+    pub fn of_requeued(runs: impl FnOnce() -> Result<PathBuf>) -> Result<Option<(Self, String)>> {
         let Some(job) = OuterJob::find().filter(|job| job.before > 0) else { return Ok(None) };
         let run = job
-            .run(&runs())
+            .run(&runs()?)
             .filter(|run| phalanx_checkpoint::newest(&run.join(CHECKPOINTS)).is_some());
         let Some(run) = run else { return Ok(None) };
         let resumed = Self::in_folder(&run)?;

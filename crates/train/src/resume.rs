@@ -23,9 +23,9 @@ pub struct Resume {
 impl Resume {
     /// Finds a checkpoint: in a run's folder, its newest whole one; the folder of a checkpoint; or
     /// `latest`, the run in `runs` that saved last; only then that folder is asked for.
-    pub fn find(given: &Path, runs: impl FnOnce() -> PathBuf) -> Result<Self> {
+    pub fn find(given: &Path, runs: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
         match given.as_os_str() == "latest" && !given.exists() {
-            true => Self::in_folder(&last_saved(&runs())?),
+            true => Self::in_folder(&last_saved(&runs()?)?),
             false => Self::in_folder(given),
         }
     }

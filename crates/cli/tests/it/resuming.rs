@@ -323,6 +323,18 @@ fn what_cannot_go_on_is_refused_with_what_can() {
     go_on(dir, "runs/a/checkpoints/step-00000004", &[]).refused(&["cannot be parsed"]);
 }
 
+/// The file that says where runs are may be a pipe.
+#[test]
+fn the_latest_run_is_found_by_a_file_that_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, "a", 2, &["run.checkpoint_every=2", "run.dir=elsewhere"]);
+    fs::write(dir.join("more.toml"), "[run]\ndir = \"elsewhere\"\n[train]\nsteps = 4\n").unwrap();
+    let more = ["train", "--json", "-", "--resume", "latest"];
+    let done = under(dir, "exec < <(cat more.toml)", &[&more]).ok();
+    assert_eq!(steps(&done).into_keys().collect::<Vec<_>>(), [3, 4]);
+}
+
 #[test]
 fn a_checkpoint_is_shown_and_converted() {
     let dir = tempfile::tempdir().unwrap();

@@ -37,21 +37,35 @@ fn hash_file(path: &str) -> Option<u64> {
     }
 }
 
-/// The vector instructions that kernels choose by.
-const UNITS: [&str; 4] = ["avx2", "fma", "avx512f", "avx512bw"];
+/// What kernels choose by: vector instructions, and whose processor it is, because the fastest of them differ.
+const UNITS: [&str; 8] =
+    ["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512bf16", "amx-bf16", "amd"];
 
 /// Which of [`UNITS`] this processor has, as bits.
 pub(super) fn units() -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    let found = [
+    found().iter().enumerate().map(|(bit, &has)| u32::from(has) << bit).sum()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn found() -> [bool; UNITS.len()] {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const AMX_BF16: u32 = 1 << 22;
+    let name = __cpuid(0);
+    [
         std::is_x86_feature_detected!("avx2"),
         std::is_x86_feature_detected!("fma"),
         std::is_x86_feature_detected!("avx512f"),
         std::is_x86_feature_detected!("avx512bw"),
-    ];
-    #[cfg(not(target_arch = "x86_64"))]
-    let found = [false; UNITS.len()];
-    found.iter().enumerate().map(|(bit, &has)| u32::from(has) << bit).sum()
+        std::is_x86_feature_detected!("avx512vl"),
+        std::is_x86_feature_detected!("avx512bf16"),
+        name.eax >= 7 && __cpuid_count(7, 0).edx & AMX_BF16 != 0,
+        [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD",
+    ]
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn found() -> [bool; UNITS.len()] {
+    [false; UNITS.len()]
 }
 
 /// The names of units.

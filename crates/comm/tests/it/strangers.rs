@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_comm::{
     Collectives, CommError, Environment, GroupId, MeetingPoint, Membership, Options, Processes,
@@ -77,6 +77,39 @@ fn disturb(at: SocketAddr, seed: u64, over: &AtomicBool) {
         if dice.below(3) == 0 && open.len() < 100 {
             open.push(stream);
         }
+    }
+}
+
+/// A process of the same job and build whose processor rounds differently is refused at once, and both are told why.
+#[test]
+fn a_rank_with_other_instructions_is_refused_with_what_to_do() {
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let meet = MeetingPoint::Host { host: "127.0.0.1".into(), ports: vec![at.port()] };
+    let token = Token::of("own");
+    let own =
+        Environment { rank: 0, ranks: 2, local: None, meet, token, launched: false, epoch: 0 };
+    let other = std::thread::spawn(move || {
+        let mut stream = loop {
+            match TcpStream::connect(at) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let units = u32::MAX;
+        let hello = [&b"PHALANX1"[..], &token.bytes(), &phalanx_comm::build().to_le_bytes()];
+        let numbers = [units, 1, 2].map(u32::to_le_bytes).concat();
+        stream.write_all(&[&hello.concat()[..], &numbers, &[0; 20]].concat()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    });
+    let start = Instant::now();
+    let error = Membership::meet(&own, WAIT).map(drop).unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let told = other.join().unwrap();
+    for text in [error, told] {
+        assert!(text.contains("rank 1 computes with avx2+fma+avx512f"), "{text}");
+        assert!(text.contains("use hosts with the same kind of processor"), "{text}");
     }
 }
 
