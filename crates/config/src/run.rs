@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use toml_edit::Value;
 
-use super::key::section;
+use super::key::{default_value, section};
 use super::setting::{Bytes, Count, Setting, choice, quoted};
+use super::sources::Sources;
 use super::values::Values;
-use phalanx_error::Problem;
+use phalanx_error::{Error, Problem, Result};
 
 section! {
     /// `[run]`: results, seed, threads and memory.
@@ -45,6 +46,22 @@ section! {
         device: DeviceKind = "cpu"; aka "accelerator",
         /// Seconds that a rank waits for another, if ranks are processes.
         timeout_s: Count = "100"; aka "timeout" "dist_timeout" "init_timeout_seconds",
+    }
+}
+
+impl Sources {
+    /// The folder of all runs, which is known before everything else is resolved.
+    pub fn run_dir(&self) -> Result<PathBuf> {
+        let mut values = self.gather()?;
+        let Some(key) = RunConfig::KEYS.iter().find(|key| key.field() == "dir") else {
+            unreachable!("the section has this key")
+        };
+        let given = values.given.contains_key(key.name);
+        match (values.read(key), values.problems.pop()) {
+            (Some(dir), _) => Ok(dir),
+            (None, Some(problem)) if given => Err(Error::refused(problem)),
+            (None, _) => Ok(default_value(key.default)),
+        }
     }
 }
 

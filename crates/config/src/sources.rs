@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use toml_edit::{Document, Item, TableLike, Value};
 
 use super::derived::drop_derived;
-use super::key::{Key, default_value};
+use super::key::Key;
 use super::model::Origin;
 use super::setting::Setting;
 use super::suggest::{closest, not_a_section, not_nested, unknown_key};
@@ -184,18 +184,6 @@ impl Sources {
         let mut values = self.gather()?;
         let given = values.given.remove("model.from");
         Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
-    }
-
-    /// The folder of all runs, which is known before everything else is resolved.
-    pub fn run_dir(&self) -> Result<PathBuf> {
-        let mut values = self.gather()?;
-        let Some(key) = known("run.dir") else { return Ok(PathBuf::new()) };
-        let given = values.given.contains_key(key.name);
-        match (values.read(key), values.problems.pop()) {
-            (Some(dir), _) => Ok(dir),
-            (None, Some(problem)) if given => Err(Error::refused(problem)),
-            (None, _) => Ok(default_value(key.default)),
-        }
     }
 
     /// The preset that everything else overrides, and where it was named.

@@ -81,8 +81,8 @@ pub fn finish() {
     CAN.store(false, Ordering::Relaxed);
     if let Some(recorder) = job::recorder().filter(|_| job::is_first()) {
         recorder.job().finish();
-        Processes::hide_memory();
     }
+    Processes::hide_memory();
 }
 
 /// Whether hosts can keep copies of the state for each other.

@@ -7,6 +7,7 @@
 mod children;
 mod crew;
 mod folder;
+mod held;
 mod job_loop;
 mod local;
 mod sight;
@@ -18,6 +19,7 @@ use phalanx_error::{Error, Problem, Result};
 
 pub(crate) use children::{Children, Starting};
 pub(crate) use crew::{Crew, Epoch};
+pub(crate) use held::HeldMemory;
 pub(crate) use job_loop::JobLoop;
 pub(crate) use local::newest_step;
 pub use sight::{FLIGHT, JOB, report, sights};

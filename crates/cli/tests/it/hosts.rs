@@ -75,6 +75,27 @@ fn a_host_that_is_not_reached_is_named() {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
+/// A byte more at the end of its file makes a program another build.
+#[test]
+fn a_host_with_another_build_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    prepare(dir.path(), TWO_HOSTS);
+    let own = env!("CARGO_BIN_EXE_phalanx");
+    let bytes = [std::fs::read(own).unwrap(), vec![0]].concat();
+    std::fs::write(dir.path().join("other"), bytes).unwrap();
+    let shell = format!(
+        "#!/bin/sh\nhost=$1\nshift\nchmod +x other\n\
+         [ $host != localhost ] || set -- $(echo \"$*\" | sed \"s,{own},./other,\")\nsh -c \"$*\"\n"
+    );
+    std::fs::write(dir.path().join("rsh"), shell).unwrap();
+    let start = Instant::now();
+    let done = phalanx(dir.path(), &[LAUNCH, &["--", "train"], TINY, &sets("parallel.dp=2")]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    let said = "localhost runs another build of this program: install the same file there";
+    assert_eq!(done.err.matches(said).count(), 1, "{}", done.err);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
 #[test]
 fn a_rank_that_dies_on_a_host_is_named_and_all_end() {
     let dir = tempfile::tempdir().unwrap();

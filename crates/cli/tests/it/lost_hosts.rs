@@ -67,10 +67,20 @@ fn the_loss_of_a_rank_or_of_a_host_is_survived_with_the_same_bits() {
         (
             "kill rank=1 step=5 phase=F",
             "run.copy_every=2",
-            "copies",
-            2,
+            "memory",
+            4,
             "rank 1 was ended by SIGKILL in step 5, in `embed F mb 0`; its last call was all_",
         ),
+        // Agents hold the memory of their ranks, which cannot be used in the midst of an update or after a fault.
+        ("kill rank=0 step=4 phase=reduce", "", "memory", 3, "going on from memory after step 3"),
+        (
+            "kill rank=0 step=6 phase=update",
+            "run.copy_every=2",
+            "copies",
+            2,
+            "by SIGKILL in step 6",
+        ),
+        ("segv rank=1 step=5 phase=B", "run.copy_every=2", "copies", 2, "by SIGSEGV in step 5"),
         ("host rank=1 step=6 phase=F", "run.checkpoint_every=3", "checkpoint", 3, "is lost"),
         ("host rank=1 step=3 phase=F", "", "beginning", 0, "rank 1 was ended by the loss of host"),
     ]
@@ -145,7 +155,7 @@ fn agents_that_find_each_other_survive_the_loss_of_a_rank() {
     let [second, first] = ["1", "0"].map(agent).map(|agent| agent.wait_with_output().unwrap());
     let err = String::from_utf8_lossy(&first.stderr);
     assert!(first.status.success() && second.status.success(), "{err}");
-    assert!(err.contains("going on from the hosts' copies after step 2 (restart 1"), "{err}");
+    assert!(err.contains("going on from memory after step 5 (restart 1"), "{err}");
     assert!(weights(dir, "a") == weights(dir, "whole"));
     // The run knows the job that it belongs to.
     assert_eq!(fs::read_to_string(dir.join("runs/a/started_by")).unwrap(), "slurm 5");

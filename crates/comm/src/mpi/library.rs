@@ -108,7 +108,7 @@ impl Mpi {
     /// processes of the job must call it together.
     pub fn world(self: &Arc<Self>, ranks: usize, options: &Options) -> Option<LocalRank> {
         let streams = self.streams(ranks)?;
-        let endpoint = over_streams(self.rank, streams, options.clone(), 1);
+        let endpoint = over_streams(self.rank, streams, options.clone(), 1, None);
         let cores = share_cores(1, options.threads_per_rank, false).remove(0);
         Some(LocalRank { endpoint, cores })
     }

@@ -34,14 +34,15 @@ pub struct Processes {
     pub memory: StateMemory,
 }
 
-/// Whether what ranks of one host keep in memory outlives their processes.
+/// Whether what ranks keep in memory outlives their processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateMemory {
     /// It ends with them.
     Own,
     /// The recorder says where it is, so that the launcher can hold it.
     Held,
-    /// The same, and it is that of ranks before them, behind this file descriptor of the first rank.
+    /// The same, and it is that of ranks before them, behind this file descriptor: that of the first rank on one host,
+    /// which all share, and on several each rank's own.
     TakenOver(RawFd),
 }
 
@@ -92,23 +93,46 @@ impl Processes {
             what: format!("the memory that rank 0 shares, {}", place.display()),
             error: error.to_string(),
         })?;
-        let options = Options {
-            watch: self.watch(),
-            arena: match self.memory {
-                StateMemory::Own => ArenaLife::Own,
-                StateMemory::Held => ArenaLife::Kept,
-                StateMemory::TakenOver(_) => ArenaLife::TakenOver,
-            },
-            ..self.options.clone()
-        };
+        let options =
+            Options { watch: self.watch(), arena: self.arena_life(), ..self.options.clone() };
         let local = SharedWorld::attach(memory.as_raw_fd(), rank, options)?;
         // When all have connected, all have the memory, and rank 0 need not keep it for them.
         job.connect()?;
         if let (0, Some(recorder), false) = (rank, recorder, self.memory == StateMemory::Own) {
-            recorder.job().set_world(memory.as_raw_fd());
+            recorder.rank(rank).set_memory(memory.as_raw_fd());
             show(Some(memory));
         }
         Ok(local)
+    }
+
+    fn arena_life(&self) -> ArenaLife {
+        match self.memory {
+            StateMemory::Own => ArenaLife::Own,
+            StateMemory::Held => ArenaLife::Kept,
+            StateMemory::TakenOver(_) => ArenaLife::TakenOver,
+        }
+    }
+
+    /// The memory of a rank that shares it with no other, but with the agent of its host: a world of one rank, from
+    /// which it has its arena. Nothing if the memory may end with the rank.
+    fn keep_memory(&self) -> Result<Option<Box<dyn Communicator>>, CommError> {
+        let Some(recorder) = self.recorder.as_ref().filter(|_| self.memory != StateMemory::Own)
+        else {
+            return Ok(None);
+        };
+        let world = match self.memory {
+            StateMemory::TakenOver(fd) => SharedWorld::renew(fd, 1, &self.options)?,
+            _ => SharedWorld::create(1, &self.options)?,
+        };
+        let options = Options { arena: self.arena_life(), ..self.options.clone() };
+        let local = SharedWorld::attach(world.fd().as_raw_fd(), 0, options)?;
+        let memory = world.fd().try_clone_to_owned().map_err(|error| CommError::System {
+            what: "the memory of a rank".to_owned(),
+            error: error.to_string(),
+        })?;
+        recorder.rank(self.job.rank()).set_memory(memory.as_raw_fd());
+        show(Some(File::from(memory)));
+        Ok(Some(local.endpoint))
     }
 
     /// Records this rank's calls.
@@ -123,9 +147,9 @@ impl Processes {
         let local = self.job.environment().local;
         let (place, count) = local.unwrap_or((0, 1));
         let cores = share_cores(count, threads_per_rank, bind && local.is_some()).remove(place);
-        let streams = self.job.connect()?;
+        let (kept, streams) = (self.keep_memory()?, self.job.connect()?);
         let options = Options { watch: self.watch(), ..self.options.clone() };
-        let endpoint = over_streams(self.job.rank(), streams, options, count);
+        let endpoint = over_streams(self.job.rank(), streams, options, count, kept);
         Ok(LocalRank { endpoint, cores })
     }
 }
@@ -146,6 +170,6 @@ impl Launcher for Processes {
     fn beside(&self) -> Result<Option<Box<dyn Communicator>>, CommError> {
         let waiting = Waiting::Park;
         let options = Options { timeout: BETWEEN_COMMANDS, waiting, ..Options::default() };
-        Ok(Some(over_streams(self.job.rank(), self.job.connect()?, options, 1)))
+        Ok(Some(over_streams(self.job.rank(), self.job.connect()?, options, 1, None)))
     }
 }

@@ -23,8 +23,6 @@ pub struct JobWords {
     pub(super) smaller: [AtomicU64; Allowed::LAYOUTS],
     pub(super) timeout: AtomicU64,
     pub(super) first: [AtomicU64; 2],
-    /// One more than the file descriptor of the memory that ranks share, in the first rank's process.
-    world: AtomicU64,
     /// Whether ranks are on several hosts, and this recorder shows what others have seen.
     spread: AtomicBool,
     pub(super) over: AtomicBool,
@@ -52,7 +50,6 @@ impl JobWords {
         self.origin[1].store(step, Ordering::SeqCst);
         self.active.store(ranks as u64, Ordering::SeqCst);
         self.restarts.store(epoch, Ordering::SeqCst);
-        self.world.store(0, Ordering::SeqCst);
         self.epoch.store(epoch, Ordering::SeqCst);
     }
 
@@ -134,17 +131,6 @@ impl JobWords {
         (self.first[0].load(Ordering::SeqCst), self.first[1].load(Ordering::SeqCst))
     }
 
-    /// Says where the memory is that ranks keep their state in: a file descriptor of the first rank's
-    /// process.
-    pub(crate) fn set_world(&self, fd: i32) {
-        self.world.store(fd as u64 + 1, Ordering::SeqCst);
-    }
-
-    /// The same, once it is known.
-    pub fn world(&self) -> Option<u64> {
-        self.world.load(Ordering::SeqCst).checked_sub(1)
-    }
-
     /// Says that the last step is taken: nothing is started again, and memory is not kept.
     pub fn finish(&self) {
         self.over.store(true, Ordering::SeqCst);
@@ -196,6 +182,8 @@ const EVENTS: usize = 256;
 #[repr(C, align(128))]
 pub struct RankWords {
     pub(super) process: AtomicU64,
+    /// One more than the file descriptor, in this process, of the memory that state is kept in.
+    memory: AtomicU64,
     pub(super) begun: AtomicU64,
     pub(super) entered: AtomicU64,
     pub(super) done: AtomicU64,
@@ -220,6 +208,7 @@ impl RankWords {
     /// inside an update until it is [`ready`](Self::ready).
     pub fn begin(&self, from: StartPoint) {
         self.process.store(0, Ordering::SeqCst);
+        self.memory.store(0, Ordering::SeqCst);
         self.panicked.store(false, Ordering::SeqCst);
         self.waits_for.store(0, Ordering::SeqCst);
         self.meets.store(false, Ordering::SeqCst);
@@ -247,6 +236,17 @@ impl RankWords {
     /// The process of the rank; 0 if none has come.
     pub fn process(&self) -> u64 {
         self.process.load(Ordering::SeqCst)
+    }
+
+    /// Says where the memory is that the rank keeps its state in, or all ranks of one host: a file descriptor of its
+    /// process.
+    pub(crate) fn set_memory(&self, fd: i32) {
+        self.memory.store(fd as u64 + 1, Ordering::SeqCst);
+    }
+
+    /// The same, once it is known.
+    pub fn memory(&self) -> Option<u64> {
+        self.memory.load(Ordering::SeqCst).checked_sub(1)
     }
 
     /// Begins a step.

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use phalanx_call::MemoryKind;
+use phalanx_sys::Arena;
 
 use super::endpoint::Endpoint;
 use crate::call::Call;
@@ -32,6 +33,8 @@ pub(super) struct StreamRank {
     /// By number: the groups that this rank has named.
     groups: BTreeMap<usize, Group>,
     traffic: Traffic,
+    /// The world of this rank alone that has its arenas, if they are to outlive it.
+    kept: Option<Box<dyn Communicator>>,
 }
 
 /// What the rank and the thread share.
@@ -44,12 +47,12 @@ struct Lent {
 }
 
 impl StreamRank {
-    pub(super) fn new(endpoint: Endpoint) -> Self {
+    pub(super) fn new(endpoint: Endpoint, kept: Option<Box<dyn Communicator>>) -> Self {
         let (rank, stopper) = (endpoint.shared.rank, endpoint.stopper());
         let groups = BTreeMap::from([(0, Group::world(endpoint.shared.world()))]);
         let (wanted, bell) = (AtomicBool::new(false), Condvar::new());
         let lent = Arc::new(Lent { endpoint: Mutex::new(endpoint), wanted, bell });
-        Self { rank, lent, thread: None, stopper, groups, traffic: Traffic::default() }
+        Self { rank, lent, thread: None, stopper, groups, traffic: Traffic::default(), kept }
     }
 
     /// The endpoint, which the thread leaves alone from now on.
@@ -107,6 +110,10 @@ impl Communicator for StreamRank {
 
     fn members(&self, id: GroupId) -> &Group {
         &self.groups[&id.index()]
+    }
+
+    fn arena(&mut self, bytes: usize) -> Result<Option<Arena>, CommError> {
+        self.kept.as_mut().map_or(Ok(None), |kept| kept.arena(bytes))
     }
 
     fn algorithm(&self, _call: &Call<'_>) -> Algorithm {

@@ -48,7 +48,7 @@ impl Streams {
         let cores = share_cores(ranks, options.threads_per_rank, options.bind);
         let local = |(rank, (streams, cores))| {
             let endpoint = Endpoint::new(rank, streams, options.clone(), ranks);
-            let endpoint: Box<dyn Communicator> = Box::new(StreamRank::new(endpoint));
+            let endpoint: Box<dyn Communicator> = Box::new(StreamRank::new(endpoint, None));
             LocalRank { endpoint, cores }
         };
         Ok(streams.into_iter().zip(cores).enumerate().map(local).collect())
@@ -56,16 +56,17 @@ impl Streams {
 }
 
 /// The endpoint of a rank with these streams, by rank; none to itself. `local` ranks share this host's
-/// cores.
+/// cores; a world of one rank has its arenas, if they are to outlive it.
 pub(crate) fn over_streams<S: Stream + 'static>(
     rank: usize,
     streams: Vec<Option<S>>,
     options: Options,
     local: usize,
+    kept: Option<Box<dyn Communicator>>,
 ) -> Box<dyn Communicator> {
     let boxed = |stream: Option<S>| stream.map(|stream| -> Box<dyn Stream> { Box::new(stream) });
     let streams = streams.into_iter().map(boxed).collect();
-    Box::new(StreamRank::new(Endpoint::new(rank, streams, options, local)))
+    Box::new(StreamRank::new(Endpoint::new(rank, streams, options, local), kept))
 }
 
 impl Launcher for Streams {

@@ -19,7 +19,7 @@ use phalanx_sys::process::is_stopped;
 use super::frame::{HostStart, Order, Told, origin_of};
 use super::link::{Link, LinkWriter};
 use crate::copies::Store;
-use crate::launch::{Children, Launched, Starting, newest_step};
+use crate::launch::{Children, HeldMemory, Launched, Starting, newest_step};
 
 /// How often ranks are looked at, and how often the coordinator is told about them.
 const LOOK: Duration = Duration::from_millis(5);
@@ -37,6 +37,7 @@ pub(super) struct AgentLoop<'a> {
     forwards: bool,
     store: Arc<Store>,
     children: Children,
+    memory: HeldMemory,
     recorder: Option<FlightRecorder>,
     share: Option<HostStart>,
     /// Ranks that have not ended.
@@ -65,6 +66,7 @@ impl<'a> AgentLoop<'a> {
             forwards,
             store,
             children: Children::default(),
+            memory: HeldMemory::default(),
             recorder: None,
             share: None,
             running: 0,
@@ -104,7 +106,11 @@ impl<'a> AgentLoop<'a> {
             Order::Signal { .. } => {}
             Order::Inspect { epoch, folder } => {
                 let (checkpoint, copies) = (newest_step(&folder), self.store.held());
-                self.link.send(&Told::Left { epoch, checkpoint, copies });
+                let memory = self.share.as_ref().filter(|_| self.epoch() == Some(epoch));
+                let memory = memory
+                    .map(|share| share.ranks_here().all(|rank| self.memory.holds(rank)))
+                    .unwrap_or(false);
+                self.link.send(&Told::Left { epoch, checkpoint, copies, memory });
             }
             Order::End(code) => return Ok(Some(u8::try_from(code).unwrap_or(1))),
         }
@@ -118,6 +124,7 @@ impl<'a> AgentLoop<'a> {
     fn start(&mut self, start: HostStart) -> Result<()> {
         let from = origin_of(start.origin);
         self.store.begin(start.epoch, from.step());
+        self.memory.begin(from);
         let recorder = match self.recorder.take() {
             Some(recorder) => recorder,
             None => FlightRecorder::create(start.capacity)
@@ -127,7 +134,7 @@ impl<'a> AgentLoop<'a> {
         recorder.job().show(&start.job);
         recorder.job().lost(*rank, cause, phase);
         recorder.job().begin(start.epoch, start.ranks, from);
-        let local = start.first..start.first + start.count;
+        let local = start.ranks_here();
         local.clone().for_each(|rank| recorder.rank(rank).begin(from));
         let meet = (start.meet.0.clone(), u16::try_from(start.meet.1).unwrap_or_default());
         let share = HostShare { first: start.first, count: start.count, ranks: start.ranks, meet };
@@ -145,7 +152,7 @@ impl<'a> AgentLoop<'a> {
             ranks: local.clone(),
             variables: &variables,
             recorder: &recorder,
-            memory: None,
+            memory: &self.memory,
             output: self.forwards.then_some(&forward),
         };
         let started = self.children.start(&starting);
@@ -164,7 +171,9 @@ impl<'a> AgentLoop<'a> {
 
     /// Looks at the ranks, and tells the coordinator if it is time or one has ended.
     fn look(&mut self) {
-        let (Some(recorder), Some(epoch)) = (&self.recorder, self.epoch()) else { return };
+        let (Some(recorder), Some(share)) = (&self.recorder, &self.share) else { return };
+        let epoch = share.epoch;
+        self.memory.look(share.ranks_here(), &self.children, recorder);
         let ended = self.children.ended(recorder);
         self.running = self.running.saturating_sub(ended.len());
         // What the run allows is told at once: the host may be lost before it is time.
@@ -187,7 +196,7 @@ impl<'a> AgentLoop<'a> {
             let process = words.process() as u32;
             (rank, words.snapshot(EVENTS, process > 0 && is_stopped(process)))
         };
-        let ranks = (share.first..share.first + share.count).map(seen).collect();
+        let ranks = share.ranks_here().map(seen).collect();
         self.link.send(&Told::Seen { epoch: share.epoch, job, ranks });
     }
 }

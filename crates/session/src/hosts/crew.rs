@@ -24,6 +24,9 @@ const COMING: Duration = Duration::from_secs(60);
 const COMING_AGAIN: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(10);
 
+/// What to do about hosts with another build.
+const SAME_BUILD: &str = "install the same file there, under the same path";
+
 /// How often agents are listened to while something is waited for.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -45,12 +48,22 @@ pub(super) struct Host {
     shell: Option<Child>,
     /// How many times its agent was started.
     starts: usize,
+    /// Whether its agent was one of another build.
+    is_other_build: bool,
     /// The port of its copies, once its agent has come.
     store: Option<u64>,
     ranks: Range<usize>,
     running: BTreeSet<usize>,
-    /// What it has said that it has left of an epoch.
-    left: Option<(u64, Option<u64>, Vec<HeldVersion>)>,
+    /// What it has said that it has left of this epoch.
+    left: Option<HostLeft>,
+}
+
+/// What a host has left of an epoch.
+struct HostLeft {
+    checkpoint: Option<u64>,
+    copies: Vec<HeldVersion>,
+    /// Whether its agent holds the memory of all its ranks.
+    memory: bool,
 }
 
 impl Host {
@@ -58,7 +71,20 @@ impl Host {
         let running = BTreeSet::new();
         let (shell, store, left) = (None, None, None);
         let (order, starts, ranks) = (0, 0, 0..0);
-        Self { name, address, order, slots, link, shell, starts, store, ranks, running, left }
+        Self {
+            name,
+            address,
+            order,
+            slots,
+            link,
+            shell,
+            starts,
+            is_other_build: false,
+            store,
+            ranks,
+            running,
+            left,
+        }
     }
 
     fn is_there(&self) -> bool {
@@ -120,6 +146,10 @@ impl HostCrew {
                 if host.is_there() {
                     continue;
                 }
+                if host.is_other_build {
+                    // The note has said how and what to do.
+                    return Ok(Some(1));
+                }
                 let ended = host.shell.as_mut().and_then(|shell| shell.try_wait().ok().flatten());
                 if let Some(status) = ended {
                     return remote_outcome(&host.name, status.code()).map(Some);
@@ -149,6 +179,26 @@ impl HostCrew {
         Ok(())
     }
 
+    /// Whether the memory of all ranks is held where they would be started again.
+    fn holds_memory(&self) -> bool {
+        let holds = |(share, host): (&Range<usize>, &Host)| {
+            let same = *share == host.ranks || share.is_empty() && host.ranks.is_empty();
+            same && (share.is_empty() || host.left.as_ref().is_some_and(|left| left.memory))
+        };
+        let (there, shares) = self.shares(self.ranks);
+        let hosts = there.iter().map(|&at| &self.hosts[at]);
+        let placed = shares.last().map_or(0, |last| last.end);
+        placed == self.ranks && shares.iter().zip(hosts).all(holds)
+    }
+
+    /// The hosts that are there, and which of so many ranks each of them gets.
+    fn shares(&self, ranks: usize) -> (Vec<usize>, Vec<Range<usize>>) {
+        let there: Vec<usize> =
+            (0..self.hosts.len()).filter(|&at| self.hosts[at].is_there()).collect();
+        let shares = fill_slots(there.iter().map(|&at| self.hosts[at].slots), ranks);
+        (there, shares)
+    }
+
     /// How many ranks the hosts that are there can have.
     fn room(&self) -> usize {
         self.hosts.iter().filter(|host| host.is_there()).map(|host| host.slots).sum()
@@ -176,7 +226,8 @@ impl HostCrew {
         let (now, host) = (self.epoch, &mut self.hosts[at]);
         match told {
             Told::Ready { build: theirs, .. } if theirs != build() => {
-                tell(&format!("{} runs another build of this program", host.name));
+                host.is_other_build = true;
+                tell(&format!("{} runs another build of this program: {SAME_BUILD}", host.name));
                 self.lose(at, "");
             }
             Told::Ready { store, .. } => host.store = Some(store),
@@ -195,8 +246,8 @@ impl HostCrew {
                 };
                 self.ended.push((rank, end));
             }
-            Told::Left { epoch, checkpoint, copies } if epoch == now => {
-                host.left = Some((epoch, checkpoint, copies));
+            Told::Left { epoch, checkpoint, copies, memory } if epoch == now => {
+                host.left = Some(HostLeft { checkpoint, copies, memory });
             }
             Told::Output(bytes) => {
                 let mut out = std::io::stdout().lock();
@@ -260,9 +311,7 @@ impl Crew for HostCrew {
         let Epoch { number, ranks, from } = epoch;
         (self.epoch, self.ranks) = (number, ranks);
         self.codes = vec![None; ranks];
-        let there: Vec<usize> =
-            (0..self.hosts.len()).filter(|&at| self.hosts[at].is_there()).collect();
-        let shares = fill_slots(there.iter().map(|&at| self.hosts[at].slots), ranks);
+        let (there, shares) = self.shares(ranks);
         let store = |at: usize| {
             let host = &self.hosts[at];
             format!("{}:{}", host.address, host.store.unwrap_or_default())
@@ -332,9 +381,10 @@ impl Crew for HostCrew {
         let found: Vec<_> = self.hosts.iter().filter(|host| host.is_there()).collect();
         let found: Vec<_> = found.iter().filter_map(|host| host.left.as_ref()).collect();
         // A checkpoint counts if all hosts see it: they need not share a disk.
-        left.checkpoint = found.iter().map(|(_, step, _)| *step).min().flatten();
-        left.copies = newest_whole(found.iter().map(|(.., copies)| copies.as_slice()));
+        left.checkpoint = found.iter().map(|host| host.checkpoint).min().flatten();
+        left.copies = newest_whole(found.iter().map(|host| host.copies.as_slice()));
         left.room = Some(self.room());
+        left.memory = self.holds_memory();
     }
 
     fn finish(&mut self, code: u8) {

@@ -5,6 +5,7 @@
 //! carries its epoch, and those of another epoch change nothing.
 
 use std::io::{self, Read, Write};
+use std::ops::Range;
 
 use phalanx_comm::{JobSnapshot, RankSnapshot, SeenEvent};
 use phalanx_recovery::{ProcessEnd, StartPoint};
@@ -50,6 +51,13 @@ pub(crate) struct HostStart {
     pub(crate) stores: Vec<(String, usize)>,
 }
 
+impl HostStart {
+    /// The ranks of this host.
+    pub(crate) fn ranks_here(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
 /// What an agent says.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Told {
@@ -59,8 +67,8 @@ pub(crate) enum Told {
     Seen { epoch: u64, job: Option<JobSnapshot>, ranks: Vec<(usize, RankSnapshot)> },
     /// A rank has ended.
     Ended { epoch: u64, rank: usize, end: ProcessEnd },
-    /// What was asked for by [`Order::Inspect`].
-    Left { epoch: u64, checkpoint: Option<u64>, copies: Vec<HeldVersion> },
+    /// What was asked for by [`Order::Inspect`], and whether the agent holds the memory of all ranks that it had.
+    Left { epoch: u64, checkpoint: Option<u64>, copies: Vec<HeldVersion>, memory: bool },
     /// What ranks have printed.
     Output(Vec<u8>),
 }
@@ -178,9 +186,10 @@ impl Code for Told {
                 (2_u64, (*epoch, *rank)).put(out);
                 end.put(out);
             }
-            Told::Left { epoch, checkpoint, copies } => {
+            Told::Left { epoch, checkpoint, copies, memory } => {
                 (3_u64, (*epoch, *checkpoint)).put(out);
                 copies.put(out);
+                memory.put(out);
             }
             Told::Output(bytes) => {
                 4_u64.put(out);
@@ -204,7 +213,8 @@ impl Code for Told {
             }
             3 => {
                 let (epoch, checkpoint) = Code::take(from)?;
-                Told::Left { epoch, checkpoint, copies: Code::take(from)? }
+                let (copies, memory) = (Code::take(from)?, Code::take(from)?);
+                Told::Left { epoch, checkpoint, copies, memory }
             }
             4 => Told::Output(Bytes::take(from)?.0),
             _ => return None,
@@ -260,7 +270,7 @@ mod tests {
             Told::Seen { epoch: 1, job: Some(job), ranks: vec![(3, rank)] },
             Told::Ended { epoch: 1, rank: 2, end: ProcessEnd::Killed("SIGKILL".to_owned()) },
             Told::Ended { epoch: 1, rank: 2, end: ProcessEnd::Failed(3) },
-            Told::Left { epoch: 2, checkpoint: Some(4), copies: vec![held] },
+            Told::Left { epoch: 2, checkpoint: Some(4), copies: vec![held], memory: true },
             Told::Output(vec![1, 2, 3]),
         ]
     }

@@ -1,6 +1,5 @@
 //! The processes of one epoch: starting them, asking how they ended, ending them.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,6 +12,7 @@ use phalanx_recovery::ProcessEnd;
 use phalanx_sys::process::{Signal, end_with_parent, is_fault, pass_to, send, signal_name};
 
 use super::Launched;
+use super::held::HeldMemory;
 
 /// How long the last output of a process may take.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ pub(crate) struct Starting<'a> {
     pub(crate) variables: &'a dyn Fn(usize) -> Vec<(&'static str, String)>,
     pub(crate) recorder: &'a FlightRecorder,
     /// The memory that the ranks take over, if they do.
-    pub(crate) memory: Option<&'a File>,
+    pub(crate) memory: &'a HeldMemory,
     /// Where their output goes, if not to that of this process. Then they have no input either.
     pub(crate) output: Option<Forward<'a>>,
 }
@@ -41,7 +41,7 @@ impl Starting<'_> {
         command.env(names::RECORDER, self.recorder.fd().as_raw_fd().to_string());
         self.recorder.pass_to(&mut command);
         command.env_remove(names::MEMORY);
-        if let Some(memory) = self.memory {
+        if let Some(memory) = self.memory.of(rank) {
             command.env(names::MEMORY, memory.as_raw_fd().to_string());
             pass_to(memory.as_fd(), &mut command);
         }

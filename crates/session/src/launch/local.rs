@@ -1,17 +1,17 @@
 //! The processes of a job on this host.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint::{Checkpoint, newest};
 use phalanx_comm::{FlightRecorder, Token, names};
 use phalanx_error::{Error, Problem, Result};
-use phalanx_recovery::{Left, ProcessEnd, StartPoint};
+use phalanx_recovery::{Left, ProcessEnd};
 use phalanx_sys::process::{Signal, is_stopped};
 
 use super::children::{Children, Starting};
 use super::crew::{Crew, Epoch};
 use super::folder::Folder;
+use super::held::HeldMemory;
 use super::{Launched, new_token};
 use crate::folders::CHECKPOINTS;
 
@@ -21,35 +21,26 @@ pub(super) struct LocalCrew<'a> {
     folder: Folder,
     token: Token,
     children: Children,
-    /// The memory in which the ranks of this epoch keep their state.
-    memory: Option<File>,
+    memory: HeldMemory,
 }
 
 impl<'a> LocalCrew<'a> {
     pub(super) fn new(program: &'a Launched) -> Result<Self> {
         let (folder, token) = (Folder::new()?, new_token()?);
-        Ok(Self { program, folder, token, children: Children::default(), memory: None })
-    }
-
-    /// Opens the memory in which ranks keep their state, so that it outlives them.
-    fn hold_memory(&mut self, recorder: &FlightRecorder) {
-        let words = recorder.job();
-        if words.is_over() {
-            self.memory = None;
-        } else if let (None, Some(fd)) = (&self.memory, words.world()) {
-            let first = self.children.running(0);
-            let path = first.map(|process| format!("/proc/{process}/fd/{fd}"));
-            self.memory =
-                path.and_then(|path| File::options().read(true).write(true).open(path).ok());
-        }
+        Ok(Self {
+            program,
+            folder,
+            token,
+            children: Children::default(),
+            memory: HeldMemory::default(),
+        })
     }
 }
 
 impl Crew for LocalCrew<'_> {
     fn start(&mut self, epoch: Epoch, recorder: &FlightRecorder) -> Result<Vec<(usize, String)>> {
         let Epoch { number, ranks, from } = epoch;
-        // What is taken over is held on: the new processes may be lost before they have changed it.
-        self.memory = self.memory.take().filter(|_| matches!(from, StartPoint::Memory(_)));
+        self.memory.begin(from);
         let (meet, token) = (self.folder.meet(number), self.token.hex());
         let variables = |rank: usize| {
             vec![
@@ -67,7 +58,7 @@ impl Crew for LocalCrew<'_> {
             ranks: 0..ranks,
             variables: &variables,
             recorder,
-            memory: self.memory.as_ref(),
+            memory: &self.memory,
             output: None,
         };
         match self.children.start(&starting) {
@@ -81,7 +72,8 @@ impl Crew for LocalCrew<'_> {
     }
 
     fn look(&mut self, recorder: &FlightRecorder) -> Vec<(usize, ProcessEnd)> {
-        self.hold_memory(recorder);
+        // The first rank's memory is that of all.
+        self.memory.look(0..1, &self.children, recorder);
         self.children.ended(recorder)
     }
 
@@ -98,7 +90,7 @@ impl Crew for LocalCrew<'_> {
     }
 
     fn find_left(&mut self, recorder: &FlightRecorder, left: &mut Left) {
-        left.memory = self.memory.is_some();
+        left.memory = self.memory.holds(0);
         left.checkpoint = newest_step(&recorder.job().folder());
     }
 
