@@ -16,6 +16,10 @@ pub enum Lane {
     Send,
     /// Messages from other ranks.
     Receive,
+    /// Values that another stage group keeps for a while: there, and back.
+    Park,
+    /// The same, where they arrive.
+    Take,
     /// Copies to the tier `Device`: batches, and what was moved out of it before.
     Up,
     /// Copies out of the tier `Device`.
@@ -26,12 +30,14 @@ pub enum Lane {
 
 impl Lane {
     /// Every lane.
-    pub const ALL: [Lane; 8] = [
+    pub const ALL: [Lane; 10] = [
         Lane::Compute,
         Lane::Gather,
         Lane::Reduce,
         Lane::Send,
         Lane::Receive,
+        Lane::Park,
+        Lane::Take,
         Lane::Up,
         Lane::Down,
         Lane::Disk,
@@ -40,7 +46,7 @@ impl Lane {
     /// Whether its actions end in order. A message ends when its other end takes part, which may be
     /// long after the next one was issued: the lanes of messages keep only the order of starts.
     pub const fn ends_in_order(self) -> bool {
-        !matches!(self, Lane::Send | Lane::Receive)
+        !matches!(self, Lane::Send | Lane::Receive | Lane::Park | Lane::Take)
     }
 }
 

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Parser, Subcommand};
 use phalanx::config::{self, Sources};
 use phalanx::pipeline::{RoundConcat, Warmup};
 use phalanx::session::hosts::REMOTE_SHELL;
@@ -283,7 +284,7 @@ pub(crate) enum Bench {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
-    /// zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
+    /// bpipe, zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
@@ -297,8 +298,8 @@ pub(crate) struct Schedule {
     #[arg(long, value_name = "v", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) chunks: Option<usize>,
     /// How many forwards 1f1b starts with.
-    #[arg(long, value_enum, default_value = "pa")]
-    pub(crate) warmup: WarmupArg,
+    #[arg(long, value_parser = words(&Warmup::ALL, Warmup::name), default_value = "pa")]
+    pub(crate) warmup: Warmup,
     /// Memory of zb-auto in shares: 1 is what the first stage group of 1f1b keeps.
     #[arg(long, value_name = "SHARES", default_value = "1", allow_negative_numbers = true)]
     pub(crate) memory: f64,
@@ -310,8 +311,8 @@ pub(crate) struct Schedule {
     #[arg(long, value_name = "f", value_parser = whole, default_value = "1", allow_negative_numbers = true)]
     pub(crate) pairs: usize,
     /// How chimera runs more micro-batches than stages.
-    #[arg(long, value_enum, default_value = "direct")]
-    pub(crate) concat: ConcatArg,
+    #[arg(long, value_parser = words(&RoundConcat::ALL, RoundConcat::name), default_value = "direct")]
+    pub(crate) concat: RoundConcat,
     /// Whether a micro-batch of pipedream reads the same version of the weights on all stages.
     #[arg(long)]
     pub(crate) vertical_sync: bool,
@@ -341,43 +342,16 @@ pub(crate) struct Schedule {
     pub(crate) json: bool,
 }
 
-/// A warm-up of 1F1B.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum WarmupArg {
-    /// One forward for each stage from here to the last.
-    Pa,
-    /// The same, but each link between stages counts as a stage too: for slow links.
-    Pb,
-}
-
-impl From<WarmupArg> for Warmup {
-    fn from(warmup: WarmupArg) -> Warmup {
-        match warmup {
-            WarmupArg::Pa => Warmup::Pa,
-            WarmupArg::Pb => Warmup::Pb,
-        }
-    }
-}
-
-/// How the rounds of Chimera follow each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ConcatArg {
-    /// Round after round.
-    Direct,
-    /// Two forwards, then their two backwards.
-    Doubling,
-    /// As doubling, with micro-batches in two halves.
-    Halving,
-}
-
-impl From<ConcatArg> for RoundConcat {
-    fn from(concat: ConcatArg) -> RoundConcat {
-        match concat {
-            ConcatArg::Direct => RoundConcat::Direct,
-            ConcatArg::Doubling => RoundConcat::Doubling,
-            ConcatArg::Halving => RoundConcat::Halving,
-        }
-    }
+/// The words of a choice that the library has, each with its value.
+fn words<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let named = move |word: String| {
+        let found = all.iter().copied().find(|choice| name(*choice) == word);
+        found.ok_or("not one of the words")
+    };
+    PossibleValuesParser::new(all.iter().map(|choice| name(*choice))).try_map(named)
 }
 
 /// Where a configuration comes from; later sources override earlier ones.

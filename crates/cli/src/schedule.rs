@@ -7,14 +7,15 @@ use phalanx::error::{Error, Problem, Result};
 use phalanx::inspect::writable::can_write;
 use phalanx::pipeline::picture::{self, Panel, TextOptions};
 use phalanx::pipeline::{
-    NamedSchedule, PipelineError, Schedule, ScheduleShape, Times, TurnCosts, Warmup, csv, simulate,
+    NamedSchedule, PipelineError, RoundConcat, Schedule, ScheduleShape, Times, TurnCosts, Warmup,
+    csv, simulate,
 };
 use phalanx::session::custom::read_schedule;
 use phalanx::train::progress::{OutputStream, Style};
 use phalanx_sys::{Staged, disk::goal_of};
 use serde::Serialize;
 
-use crate::args::{ConcatArg, Schedule as Asked, WarmupArg};
+use crate::args::Schedule as Asked;
 use crate::out;
 
 /// The line width when the output is not a terminal.
@@ -152,10 +153,10 @@ impl Wanted {
             shape.chunks = asked.chunks;
         }
         if !self.compared || named == NamedSchedule::OneFOneB {
-            shape = shape.warmup(Warmup::from(asked.warmup));
+            shape = shape.warmup(asked.warmup);
         }
         if !self.compared || named == NamedSchedule::Chimera {
-            shape = shape.pairs(asked.pairs).concat(asked.concat.into());
+            shape = shape.pairs(asked.pairs).concat(asked.concat);
         }
         if !self.compared || named == NamedSchedule::ZbAuto {
             shape = shape.memory(asked.memory).until_w(asked.mw);
@@ -199,7 +200,7 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
             number",
             "interleaved or breadth-first",
         ),
-        _ if matches!(asked.warmup, WarmupArg::Pb)
+        _ if matches!(asked.warmup, Warmup::Pb)
             && !by(&|named| named == NamedSchedule::OneFOneB) =>
         {
             refuse(
@@ -210,7 +211,7 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
                 "1f1b",
             )
         }
-        _ if (asked.pairs, asked.concat) != (1, ConcatArg::Direct)
+        _ if (asked.pairs, asked.concat) != (1, RoundConcat::Direct)
             && !by(&|named| named == NamedSchedule::Chimera) =>
         {
             let (key, value) = match asked.pairs {

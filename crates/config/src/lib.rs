@@ -41,7 +41,7 @@ pub use model::{ModelConfig, ModelKind, Origin};
 pub use optim::{Clip, LrSchedule, OptimConfig, OptimKind};
 pub use parallel::{
     AxisOrder, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
-    PipelineWarmup, TensorRules, TpKind, ZeroStage,
+    TensorRules, TpKind, ZeroStage,
 };
 pub use precision::{FloatKind, LossScale, PrecisionConfig};
 pub use run::{DeviceKind, RankKind, RunConfig, RunName};

@@ -7,7 +7,7 @@ use toml_edit::Value;
 use super::context::{CpKind, CpOrder};
 use super::experts::ExchangeKind;
 use super::key::section;
-use super::setting::{Count, Positive, Setting, choice, quoted};
+use super::setting::{Count, Positive, Setting, choice, quoted, words};
 use super::sync::{SyncKind, SyncMomentum};
 use super::values::Values;
 use phalanx_error::Problem;
@@ -76,7 +76,7 @@ section! {
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
         /// How many micro-batches a stage of 1f1b starts with. pa: one for each stage from here to
         /// the last; pb: links between stages count as stages too, for slow links.
-        warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
+        warmup: Warmup = "pa"; aka "pipeline_warmup",
         /// Chunks of layers that each stage group holds.
         chunks: Count = "2 for interleaved, breadth-first, zb-v, v-half and v-min, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
@@ -88,7 +88,7 @@ section! {
         pairs: Count = "1"; aka "chimera_pairs",
         /// How chimera runs more micro-batches than stages. direct: round after round; doubling: two
         /// forwards, then their backwards; halving: the same with micro-batches in two halves.
-        concat: ConcatKind = "direct"; aka "chimera_concat",
+        concat: RoundConcat = "direct"; aka "chimera_concat",
         /// pipedream: whether a micro-batch reads the same version of the weights on all stages.
         vertical_sync: bool = "false"; aka "vertical_synchronization",
         /// Whether the layers of a pair of dualpipe, a forward and a backward, take turns.
@@ -130,27 +130,9 @@ choice! {
     }
 }
 
-choice! {
-    /// How many micro-batches a stage starts with.
-    pub enum PipelineWarmup {
-        /// One for each stage from here to the last: p − i at stage i of p.
-        Pa = "pa",
-        /// Links count as stages too, for slow links: 2(p − i) − 1.
-        Pb = "pb",
-    }
-}
+words!(Warmup { Pa = "pa", Pb = "pb", });
 
-choice! {
-    /// How chimera runs more micro-batches than stages.
-    pub enum ConcatKind {
-        /// Round after round.
-        Direct = "direct",
-        /// Two forwards, then their two backwards.
-        Doubling = "doubling",
-        /// As doubling, with micro-batches in two halves.
-        Halving = "halving",
-    }
-}
+words!(RoundConcat { Direct = "direct", Doubling = "doubling", Halving = "halving", });
 
 choice! {
     /// How layers are divided evenly among pipeline stages.
@@ -161,25 +143,6 @@ choice! {
         Count = "count",
         /// By the time that their layers take on this machine.
         Measured = "measured",
-    }
-}
-
-impl From<PipelineWarmup> for Warmup {
-    fn from(warmup: PipelineWarmup) -> Self {
-        match warmup {
-            PipelineWarmup::Pa => Warmup::Pa,
-            PipelineWarmup::Pb => Warmup::Pb,
-        }
-    }
-}
-
-impl From<ConcatKind> for RoundConcat {
-    fn from(concat: ConcatKind) -> Self {
-        match concat {
-            ConcatKind::Direct => RoundConcat::Direct,
-            ConcatKind::Doubling => RoundConcat::Doubling,
-            ConcatKind::Halving => RoundConcat::Halving,
-        }
     }
 }
 

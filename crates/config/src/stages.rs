@@ -3,9 +3,9 @@
 //! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
 //! schedule says when each micro-batch runs forward and backward.
 
-use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, split};
+use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, Warmup, split};
 
-use super::parallel::{ConcatKind, PipelineSchedule, PipelineSplit, PipelineWarmup};
+use super::parallel::{PipelineSchedule, PipelineSplit};
 use super::setting::{Count, Setting};
 use super::sync::SyncKind;
 use super::values::Values;
@@ -45,7 +45,7 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
 impl Config {
     /// The micro-batches of a step, halves counted.
     pub fn microbatches(&self) -> usize {
-        self.train.microbatches.get() * RoundConcat::from(self.parallel.concat).pieces()
+        self.train.microbatches.get() * self.parallel.concat.pieces()
     }
 
     /// Each stage needs layers, and a schedule may need a certain number of micro-batches. A table
@@ -56,8 +56,8 @@ impl Config {
         };
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
         let shape = ScheduleShape::new(stages, self.train.microbatches.get());
-        let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into());
-        let shape = shape.pairs(parallel.pairs.get()).concat(parallel.concat.into());
+        let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup);
+        let shape = shape.pairs(parallel.pairs.get()).concat(parallel.concat);
         let built = named.outline(shape.memory(parallel.schedule_memory.get()));
         let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, "train.microbatches"];
         let legal = built.is_ok();
@@ -245,7 +245,7 @@ impl Config {
         });
         for (key, value, usual) in [
             (PAIRS, parallel.pairs.to_string(), parallel.pairs == Count::MIN),
-            (CONCAT, parallel.concat.write(), parallel.concat == ConcatKind::Direct),
+            (CONCAT, parallel.concat.write(), parallel.concat == RoundConcat::Direct),
             (MEMORY, parallel.schedule_memory.write(), parallel.schedule_memory.get() == 1.0),
         ] {
             values.rule(&[key, SCHEDULE], usual || !values.by_user(key), || {
@@ -254,7 +254,7 @@ impl Config {
                     .fix(format!("leave {key} out, or name a schedule"))
             });
         }
-        let read = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
+        let read = parallel.warmup == Warmup::Pa || !values.by_user(WARMUP);
         values.rule(&[WARMUP, SCHEDULE], read, || {
             let warmup = parallel.warmup.write();
             Problem::new(format!("{WARMUP} = {warmup} has no effect with {SCHEDULE} = {schedule}"))
@@ -266,7 +266,7 @@ impl Config {
     /// With one stage group, some settings have no effect.
     fn check_one_device(&self, named: NamedSchedule, values: &mut Values) {
         let parallel = &self.parallel;
-        let late = parallel.warmup != PipelineWarmup::Pa && named == NamedSchedule::OneFOneB;
+        let late = parallel.warmup != Warmup::Pa && named == NamedSchedule::OneFOneB;
         values.rule(&[WARMUP, PP], !late || !values.by_user(WARMUP), || {
             let warmup = parallel.warmup.write();
             Problem::new(format!("{WARMUP} = {warmup} has no effect with {PP} = 1"))

@@ -168,7 +168,9 @@ pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
                 let at = At { stage_group, index: done[stage_group] };
                 let ready = |at| {
                     let mut needs = schedule.needs(at);
-                    needs.all(|(needed, _)| needed.index < done[needed.stage_group])
+                    let over = |needed: At| needed.index < done[needed.stage_group];
+                    needs.all(|(needed, _)| over(needed))
+                        && schedule.waits(at).iter().all(|needed| over(*needed))
                 };
                 if !ready(at) || (schedule.is_first(at) && !ready(at.next())) {
                     break;

@@ -7,9 +7,9 @@ use crate::costs::{Times, TurnCosts};
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
-    Demand, RoundConcat, Warmup, breadth_first, chimera, dualpipe, gpipe, interleaved, naive,
-    one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, zb_auto, zb_auto_outline, zb_h1, zb_h2,
-    zb_v,
+    Demand, RoundConcat, Warmup, bpipe, breadth_first, chimera, dualpipe, gpipe, interleaved,
+    naive, one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, zb_auto, zb_auto_outline, zb_h1,
+    zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -22,6 +22,8 @@ pub enum NamedSchedule {
     GPipe,
     /// One forward, one backward, with a flush.
     OneFOneB,
+    /// 1F1B whose first stages give micro-batches to the last ones.
+    BPipe,
     /// Several chunks of layers per stage group, depth first.
     Interleaved,
     /// Several chunks of layers per stage group, chunk by chunk over all micro-batches.
@@ -134,10 +136,11 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 15] = [
+    pub const ALL: [NamedSchedule; 16] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
+        NamedSchedule::BPipe,
         NamedSchedule::Interleaved,
         NamedSchedule::BreadthFirst,
         NamedSchedule::ZbH1,
@@ -158,6 +161,7 @@ impl NamedSchedule {
             NamedSchedule::Naive => "naive",
             NamedSchedule::GPipe => "gpipe",
             NamedSchedule::OneFOneB => "1f1b",
+            NamedSchedule::BPipe => "bpipe",
             NamedSchedule::Interleaved => "interleaved",
             NamedSchedule::BreadthFirst => "breadth-first",
             NamedSchedule::ZbH1 => "zb-h1",
@@ -229,6 +233,7 @@ impl NamedSchedule {
             NamedSchedule::Naive => naive(p, m),
             NamedSchedule::GPipe => gpipe(p, m),
             NamedSchedule::OneFOneB => one_f_one_b(p, m, warmup),
+            NamedSchedule::BPipe => bpipe(p, m),
             NamedSchedule::Interleaved => interleaved(p, m, v),
             NamedSchedule::BreadthFirst => breadth_first(p, m, v),
             NamedSchedule::ZbH1 => zb_h1(p, m),

@@ -1,14 +1,14 @@
 //! A schedule: for every stage group, what it does and in which order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use phalanx_script::{Part, Updates};
+use phalanx_script::{ParkedMove, Part, Updates};
 
 use crate::check;
 use crate::deadlock;
 use crate::error::{PipelineError, Result};
-use crate::flow::{self, At, Direction, Index, StageMessage};
+use crate::flow::{self, At, Direction, Index, Phase, StageMessage};
 use crate::placement::Placement;
 use crate::turn::{Turn, Turns};
 use crate::written::Written;
@@ -32,6 +32,10 @@ pub struct Schedule {
     pairs: BTreeSet<At>,
     /// When weights are updated, if not once at the end; delays are by stage.
     updates: Option<Updates>,
+    /// Micro-batches that wait on other stage groups.
+    moves: Vec<ParkedMove>,
+    /// For each turn before which something leaves or comes back: the turns after which that can begin.
+    waits: BTreeMap<At, Vec<At>>,
 }
 
 impl Schedule {
@@ -83,7 +87,20 @@ impl Schedule {
         let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
         let (name, pairs) = (name.into(), BTreeSet::new());
         let (pieces, updates) = (1, None);
-        Ok(Schedule { name, microbatches, placement, turns, index, splits, pieces, pairs, updates })
+        let (moves, waits) = (Vec::new(), BTreeMap::new());
+        Ok(Schedule {
+            name,
+            microbatches,
+            placement,
+            turns,
+            index,
+            splits,
+            pieces,
+            pairs,
+            updates,
+            moves,
+            waits,
+        })
     }
 
     /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
@@ -98,9 +115,11 @@ impl Schedule {
             (back && chosen(at)).then_some(Turn { part: Part::R, ..turn })
         };
         let mut pairs = BTreeSet::new();
+        let mut starts: Vec<Vec<usize>> = vec![Vec::new(); self.stage_groups()];
         for (at, turn) in self.all() {
             let At { stage_group, index } = at;
             let list = &mut turns[stage_group];
+            starts[stage_group].push(list.len());
             // What a pair needs again comes before both.
             match (self.pairs.contains(&at), self.is_second(at)) {
                 (true, _) => {
@@ -113,7 +132,12 @@ impl Schedule {
             list.push(turn);
         }
         let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
-        Ok(Schedule { turns, index, pairs, ..self.clone() })
+        let start = |group: usize, turn: usize| match starts[group].get(turn) {
+            Some(start) => *start,
+            None => turns[group].len(),
+        };
+        let moves = self.moves.iter().map(|own| own.placed(start)).collect();
+        Ok(Schedule { turns, index, pairs, ..self.clone() }.parking(&self.name, moves))
     }
 
     /// The same, where each of these turns and the one after it are a pair: they begin when both have what they need,
@@ -160,6 +184,38 @@ impl Schedule {
             turns[at.stage_group][at.index].version = version as usize;
         }
         Schedule { turns, updates: Some(updates), ..self }
+    }
+
+    /// The same under another name, where some micro-batches wait on other stage groups.
+    pub(crate) fn parking(self, name: &str, moves: Vec<ParkedMove>) -> Self {
+        let mut waits: BTreeMap<At, Vec<At>> = BTreeMap::new();
+        for own in &moves {
+            let [owner, keeper] =
+                [own.from, own.to].map(|stage_group| move |index: usize| At { stage_group, index });
+            let begins = |a: usize, b: usize| {
+                let ends = [a.checked_sub(1).map(owner), b.checked_sub(1).map(keeper)];
+                ends.into_iter().flatten()
+            };
+            let backward = |turn: &Turn| {
+                turn.microbatch == own.microbatch && Phase::of(turn.part).contains(&Phase::B)
+            };
+            let read = self.turns[own.from].iter().position(backward).unwrap_or(own.returned);
+            let back = || begins(own.returned, own.given);
+            waits.entry(owner(own.left)).or_default().extend(begins(own.sent, own.taken));
+            waits.entry(owner(read)).or_default().extend(back());
+            waits.entry(keeper(own.freed)).or_default().extend(back());
+        }
+        Schedule { name: name.to_owned(), moves, waits, ..self }
+    }
+
+    /// Micro-batches that wait on other stage groups for their backward.
+    pub fn moves(&self) -> &[ParkedMove] {
+        &self.moves
+    }
+
+    /// The turns after whose ends the moves begin that a turn waits for.
+    pub(crate) fn waits(&self, at: At) -> &[At] {
+        self.waits.get(&at).map_or(&[], Vec::as_slice)
     }
 
     /// When weights are updated, by stage; none if once, at the end of the step.

@@ -99,10 +99,8 @@ impl Timeline {
         }
         // Sums in another order differ in their last bits, but a span must not be below its work.
         span = span.max(ideal);
-        let per_group = |of: &dyn Fn(&[Turn]) -> usize| {
-            (0..schedule.stage_groups())
-                .map(|stage_group| of(schedule.turns(stage_group)))
-                .collect()
+        let peaks = |end: Phase| {
+            (0..schedule.stage_groups()).map(|group| peak(schedule, group, end)).collect()
         };
         Timeline {
             stage_groups,
@@ -111,8 +109,8 @@ impl Timeline {
             ideal,
             bubble_ideal: (span - ideal) / ideal,
             bubble_total: (span - ideal) / span,
-            peak_in_flight: per_group(&|turns| peak(turns, Phase::B)),
-            peak_until_w: per_group(&|turns| peak(turns, Phase::W)),
+            peak_in_flight: peaks(Phase::B),
+            peak_until_w: peaks(Phase::W),
             weight_versions: (0..schedule.stage_groups())
                 .map(|stage_group| versions(schedule, stage_group))
                 .collect(),
@@ -131,7 +129,12 @@ fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
             let last = if schedule.is_first(needed) { needed.next() } else { needed };
             stage_groups[last.stage_group][last.index].end + hop
         };
-        let arrived = |at: At| schedule.needs(at).map(arrives).fold(free, f64::max);
+        // A move takes as long as any message, and begins when both of its ends do.
+        let moved = |at: &At| stage_groups[at.stage_group][at.index].end + costs.hop();
+        let arrived = |at: At| {
+            let needs = schedule.needs(at).map(arrives).fold(free, f64::max);
+            schedule.waits(at).iter().map(moved).fold(needs, f64::max)
+        };
         let start = match (schedule.is_first(at), schedule.is_second(at)) {
             (true, _) => arrived(at).max(arrived(at.next())),
             (_, true) => free,
@@ -144,12 +147,26 @@ fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
 }
 
 /// The most forwards started whose `end` is not done yet. A stage group does one thing at a time,
-/// so only the order of its list matters, not the times.
-fn peak(turns: &[Turn], end: Phase) -> usize {
+/// so only the order of its list matters, not the times. What another stage group keeps counts there.
+fn peak(schedule: &Schedule, stage_group: usize, end: Phase) -> usize {
+    let turns = schedule.turns(stage_group);
+    // Before which turns guests arrive and own micro-batches come back, and when they go.
+    let mut come = vec![0_usize; turns.len() + 1];
+    let mut go = come.clone();
+    for own in schedule.moves() {
+        let between = match stage_group {
+            group if group == own.from => (own.returned, own.left),
+            group if group == own.to => (own.taken, own.freed),
+            _ => continue,
+        };
+        come[between.0.min(turns.len())] += 1;
+        go[between.1.min(turns.len())] += 1;
+    }
     let (mut alive, mut most) = (0_usize, 0);
-    for turn in turns {
+    for (index, turn) in turns.iter().enumerate() {
         let phases = Phase::of(turn.part);
-        alive += usize::from(phases.contains(&Phase::F));
+        alive += usize::from(phases.contains(&Phase::F)) + come[index];
+        alive -= go[index];
         most = most.max(alive);
         alive -= usize::from(phases.contains(&end));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_engine::{Engine, EngineError, KernelCall, Span, Target, Way};
-use phalanx_script::{BufferId, Kind, Lane, MemoryPlan, Message, Run, Script, View, Write};
+use phalanx_script::{Action, BufferId, Kind, Lane, MemoryPlan, Message, Run, Script, View, Write};
 
 /// The place of a whole buffer.
 pub(crate) fn span_of(script: &Script, plan: &MemoryPlan, id: BufferId) -> Span {
@@ -33,10 +33,10 @@ impl<E: Engine> Binder<'_, E> {
                 Ok(Some(self.run(index, run, kernel)))
             }
             (Kind::Send { buffer, messages }, _) => {
-                self.message(*buffer, messages, Way::Send, &action.label).map(Some)
+                self.message(*buffer, messages, Way::Send, action).map(Some)
             }
             (Kind::Receive { buffer, messages }, _) => {
-                self.message(*buffer, messages, Way::Receive, &action.label).map(Some)
+                self.message(*buffer, messages, Way::Receive, action).map(Some)
             }
             (Kind::Copy { from, into }, _) => {
                 self.copy(*from, *into, action.lane, &action.label).map(Some)
@@ -74,15 +74,15 @@ impl<E: Engine> Binder<'_, E> {
         buffer: BufferId,
         messages: &[Message],
         way: Way,
-        label: &str,
+        action: &Action,
     ) -> Result<KernelCall<E::Kernel>, EngineError> {
-        let kernel = Arc::new(self.engine.connect(messages, way, label)?);
+        let kernel = Arc::new(self.engine.connect(messages, way, &action.label)?);
         let span = span_of(self.script, self.plan, buffer);
-        let (inputs, outputs, lane) = match way {
-            Way::Send => (vec![span], vec![], Lane::Send),
-            Way::Receive => (vec![], vec![Target { span, add: false }], Lane::Receive),
+        let (inputs, outputs) = match way {
+            Way::Send => (vec![span], vec![]),
+            Way::Receive => (vec![], vec![Target { span, add: false }]),
         };
-        let workspace = Span::default();
+        let (workspace, lane) = (Span::default(), action.lane);
         Ok(KernelCall { kernel, inputs, outputs, workspace, lane, after: Vec::new() })
     }
 

@@ -8,6 +8,7 @@ mod finish;
 mod hold;
 mod links;
 mod messages;
+mod moves;
 mod norm;
 mod programs;
 mod reduce;
@@ -37,6 +38,7 @@ use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
+use moves::Mover;
 use reduce::Reducer;
 use rounds::Rounds;
 use versions::VersionPlaces;
@@ -265,10 +267,12 @@ fn train_after(
     let mut versions = VersionPlaces::new(world, at.stage_group, state)?;
     versions.declare(&mut binder.script);
     let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
+    let mut mover = Mover::new(world, at);
     let mut collector = Collector::new(world, at.stage_group, units, precision.weights);
     let mut reducer = Reducer::new(training, units, buffers, &mut binder);
     let mut rounds = Rounds::new(training);
     for (index, turn) in turns.iter().enumerate() {
+        mover.before(index, &mut binder)?;
         messenger.before(index, &mut binder)?;
         versions.bind(*turn, &mut binder, precision.weights);
         collector.before(index, &versions, &mut binder)?;
@@ -283,6 +287,7 @@ fn train_after(
             finish::append(&mut binder.script, state, training, numbers, &mut versions)?;
         }
     }
+    mover.finish(&mut binder)?;
     if world.updates.is_some() {
         let mut script = binder.script;
         rounds.finish(&mut script)?;

@@ -43,6 +43,10 @@ pub enum BufferKey {
     Value(Value),
     /// This rank's slice of a value that another stage group sends in slices.
     Slice(Value),
+    /// A value that is kept for another stage group.
+    Parked(Value),
+    /// A value that another stage group kept, back again.
+    Back(Value),
     /// A unit's weights, gathered for runs of the schedule.
     Gathered {
         /// The unit's number.
@@ -226,6 +230,8 @@ impl fmt::Display for Described<'_> {
             }
             BufferKey::Value(value) => names.value(value).fmt(f),
             BufferKey::Slice(value) => write!(f, "{}/slice", names.value(value)),
+            BufferKey::Parked(value) => write!(f, "{} parked", names.value(value)),
+            BufferKey::Back(value) => write!(f, "{} back", names.value(value)),
             BufferKey::Gathered { unit, run } => {
                 write!(f, "{}/gathered@{run}", names.unit(*unit))
             }
@@ -256,6 +262,8 @@ mod tests {
             (BufferKey::state(7, StateKind::Weights), "unit 7/weights"),
             (BufferKey::Random { instance: 0, microbatch: 3 }, "embed/key@mb3"),
             (BufferKey::Value(value.clone()), "blocks.0/h@mb2 again"),
+            (BufferKey::Parked(Value { again: false, ..value.clone() }), "blocks.0/h@mb2 parked"),
+            (BufferKey::Back(Value { again: false, ..value.clone() }), "blocks.0/h@mb2 back"),
             (BufferKey::Slice(Value { again: false, ..value }), "blocks.0/h@mb2/slice"),
             (BufferKey::Scalar(Scalar::of_port("lr")), "lr"),
             (BufferKey::Scalar(Scalar::of_port("warmth")), "warmth"),

@@ -30,6 +30,7 @@ mod names;
 mod optimizer;
 pub mod order;
 mod over;
+mod parked;
 pub mod plan;
 mod scaling;
 pub mod schedule;
@@ -63,6 +64,7 @@ pub use memory::{MemoryPlan, plan, plan_with_state};
 pub use names::Names;
 pub use optimizer::Optimizer;
 pub use order::HappensBefore;
+pub use parked::ParkedMove;
 pub use plan::{
     Choice, Controller, EveryStep, Outcome, Plan, PlannedScript, Record, ScriptBuilder, ScriptKey,
 };

@@ -64,7 +64,9 @@ impl Size {
     /// The size of a session.
     pub fn of(lowered: &Lowered) -> Self {
         let settings = &lowered.settings;
-        let messages = 4 * settings.microbatches * lowered.chunks();
+        // What is kept of a micro-batch may be parked, value by value.
+        let kept = if lowered.moves.is_empty() { 0 } else { lowered.kept_values() };
+        let messages = settings.microbatches * (4 * lowered.chunks()).max(kept);
         let depth = lowered.is_pipeline().then_some(messages);
         let Settings { threads, tf32, .. } = *settings;
         Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32 }

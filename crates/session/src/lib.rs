@@ -35,6 +35,7 @@ pub mod network;
 mod numbers;
 mod over_replicas;
 mod parallel;
+mod parked;
 mod pipeline;
 mod planner;
 pub mod predict;

@@ -7,8 +7,8 @@ use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
 use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
-    Compiled, Library, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script, ScriptKey,
-    StageGroup, Unit, Updates, forward, merge_adjacent,
+    Compiled, Library, ParkedMove, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script,
+    ScriptKey, StageGroup, Unit, Updates, forward, merge_adjacent,
 };
 use phalanx_spmd::{Gathering, Keep, Partition, Share};
 
@@ -16,7 +16,7 @@ use super::compile::{compile, compile_forward};
 use super::planner::Planner;
 use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
-use crate::{asynchronous, host};
+use crate::{asynchronous, host, parked};
 use phalanx_error::{Error, Result};
 
 /// Steps of a block: a pipeline that does not wait for its gradients fills once for all of them.
@@ -40,6 +40,8 @@ pub struct Lowered {
     pub(crate) trains: bool,
     /// When weights are updated, if not once at the end of a step.
     pub(crate) updates: Option<Updates>,
+    /// Micro-batches that wait on other stage groups for their backward.
+    pub(crate) moves: Vec<ParkedMove>,
 }
 
 /// A rank's training step.
@@ -139,9 +141,13 @@ impl Lowered {
                 [turns, block].map(|turns| merged(turns, model, &on_mesh[index].partition));
             groups.push(GroupRuns { on_mesh: index, turns, block, forward, ranks });
         }
+        let turns: Vec<&[ScheduledRun]> = groups.iter().map(|group| &group.turns[..]).collect();
+        let moves = pipeline.moves(model, parts, &turns)?;
+        parked::check(&moves, pipeline.name(), |a, b| groups[a].on_mesh == groups[b].on_mesh)?;
         let forward = models.forward().map(|(key, own)| (key, own.clone())).collect();
         let (model, library) = (model.clone(), Arc::new(Library::new(requirements)));
-        Ok(Self { settings, model, forward, on_mesh, groups, library, trains: true, updates })
+        let trains = true;
+        Ok(Self { settings, model, forward, on_mesh, groups, library, trains, updates, moves })
     }
 
     /// A model that is evaluated on one rank and never trained.
@@ -173,6 +179,7 @@ impl Lowered {
             library: Arc::new(Library::new(requirements)),
             trains: false,
             updates: None,
+            moves: Vec::new(),
         })
     }
 

@@ -7,7 +7,7 @@ use phalanx_ir::{Mesh, Model};
 use phalanx_pipeline::{
     NamedSchedule, RoundConcat, Schedule, ScheduleShape, Times, TurnCosts, Warmup, split,
 };
-use phalanx_script::{ScheduledRun, Updates};
+use phalanx_script::{ParkedMove, Part, ScheduledRun, Updates};
 
 use crate::custom::read_schedule;
 use phalanx_config::{PipelineSchedule, PipelineSplit};
@@ -130,7 +130,7 @@ impl Pipeline {
             PipelineSchedule::Named(named) => PipelineOrder::Named(*named),
             PipelineSchedule::Csv(file) => PipelineOrder::Own(Arc::new(read_schedule(file)?)),
         };
-        let warmup = config.warmup.into();
+        let warmup = config.warmup;
         let chunks = match order {
             PipelineOrder::Named(_) => Some(config.chunks.get()),
             PipelineOrder::Own(_) => None,
@@ -140,7 +140,7 @@ impl Pipeline {
             PipelineSplit::Count => StageSplit::Count,
             PipelineSplit::Measured => StageSplit::Measured,
         };
-        let (pairs, concat) = (config.pairs.get(), config.concat.into());
+        let (pairs, concat) = (config.pairs.get(), config.concat);
         let memory = config.schedule_memory.get();
         let (braid, vertical_sync) = (config.braid, config.vertical_sync);
         let own = Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() };
@@ -268,6 +268,26 @@ impl Pipeline {
             true => schedule.rematerialised(&stages),
             false => schedule.instances(&stages),
         })
+    }
+
+    /// Micro-batches that wait on other stage groups, by the turns that each of them does.
+    pub(crate) fn moves(
+        &self,
+        model: &Model,
+        microbatches: usize,
+        groups: &[&[ScheduledRun]],
+    ) -> Result<Vec<ParkedMove>> {
+        let (schedule, _) = self.timetable(model, groups.len(), microbatches, 1)?;
+        let first = |group: usize, index: usize| {
+            let Some(turn) = schedule.turns(group).get(index) else { return groups[group].len() };
+            let begins = |run: &ScheduledRun| {
+                let forward = matches!(run.part, Part::F | Part::FBW);
+                let part = if turn.part == Part::F { forward } else { run.part != Part::F };
+                run.microbatch == turn.microbatch && part
+            };
+            groups[group].iter().position(begins).unwrap_or(groups[group].len())
+        };
+        Ok(schedule.moves().iter().map(|own| own.placed(first)).collect())
     }
 
     /// The schedule, and the instances of each of its stages. One stage group is a pipeline of one

@@ -60,7 +60,7 @@ impl<'a> Planner<'a> {
                 let world = World::new(&lowered.model, stage_groups, library.clone());
                 world.map(|world| world.updated(lowered.updates.clone()))
             };
-            train.push(world(stage_groups)?);
+            train.push(world(stage_groups)?.parking(lowered.moves.clone()));
             block.extend(lowered.block_groups_of(replica).map(world).transpose()?);
             for (key, model, stage_groups) in lowered.forwards(replica) {
                 let world = World::new(model, stage_groups, library.clone())?;

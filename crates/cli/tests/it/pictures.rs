@@ -14,6 +14,7 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
     let systems = [
         "gpipe",
         "one_f_one_b",
+        "bpipe",
         "interleaved",
         "breadth_first",
         "zero_bubble",

@@ -76,6 +76,10 @@ fn kind_of(model: &Model, compiled: &Compiled, script: &Script, buffer: &Buffer)
             let made = made.map_or(String::new(), |by| format!(": {by}"));
             format!("{}/{port}{made}", of(segment))
         }
+        BufferKey::Parked(Value { instance, port, .. })
+        | BufferKey::Back(Value { instance, port, .. }) => {
+            format!("{}/{port}, parked", of(segment_of(*instance)))
+        }
         BufferKey::Slice(Value { instance, port, .. }) => {
             format!("{}/{port}/slice", of(segment_of(*instance)))
         }

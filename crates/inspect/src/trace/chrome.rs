@@ -15,10 +15,12 @@ use super::Timelines;
 use phalanx_session::{Trace, Traced};
 
 /// Lanes from top to bottom, with the names of their threads.
-const LANES: [(Lane, &str); 8] = [
+const LANES: [(Lane, &str); 10] = [
     (Lane::Compute, "compute"),
     (Lane::Receive, "receive"),
     (Lane::Send, "send"),
+    (Lane::Take, "take"),
+    (Lane::Park, "park"),
     (Lane::Gather, "gather"),
     (Lane::Reduce, "reduce"),
     (Lane::Up, "up"),
@@ -165,7 +167,7 @@ impl Arrows {
     /// The ends of arrows at an action: what is sent and received under one name is one message.
     fn of(&mut self, at: At, traced: &Traced) -> Vec<Value> {
         let Traced { peers, value, times, .. } = traced;
-        let sends = times.lane == Lane::Send;
+        let sends = matches!(times.lane, Lane::Send | Lane::Park);
         let arrow = |peer: &usize| {
             let (from, to) = if sends { (at.rank, *peer) } else { (*peer, at.rank) };
             let next = self.numbers.len() + 1;

@@ -3,6 +3,7 @@
 //! [`text`] is for terminals, plain or coloured; [`svg`] is for pages and papers. Both take several
 //! schedules and draw them below each other, with one time scale.
 
+mod guests;
 mod palette;
 mod scale;
 mod svg;

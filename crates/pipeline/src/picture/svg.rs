@@ -3,6 +3,7 @@
 //! Every stage group is a row; its waiting times are hatched; bars on the right show the most that
 //! it keeps, on one scale. The numbers in the blocks are micro-batches.
 
+use super::guests::guests;
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
 use super::{Panel, TurnKind, any_again, has_versions, longest, shades, short, shortest};
@@ -11,6 +12,8 @@ use crate::simulate::Timed;
 /// The height of a row and the space between two rows, in pixels.
 const ROW: f64 = 24.0;
 const GAP: f64 = 4.0;
+/// The height of the narrow row of micro-batches that wait elsewhere.
+const NARROW: f64 = 14.0;
 /// From the left edge to time 0.
 const LEFT: f64 = 74.0;
 /// From the last end to the right edge: room for bars and their numbers.
@@ -53,7 +56,13 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
 }
 
 fn rows(panel: &Panel<'_>) -> f64 {
-    panel.schedule.stage_groups() as f64 * (ROW + GAP)
+    panel.schedule.stage_groups() as f64 * pitch(panel)
+}
+
+/// From one row to the next.
+fn pitch(panel: &Panel<'_>) -> f64 {
+    let narrow = if panel.schedule.moves().is_empty() { 0.0 } else { NARROW + GAP };
+    ROW + GAP + narrow
 }
 
 struct Drawing {
@@ -82,7 +91,7 @@ impl Drawing {
         let bars = LEFT + self.width + 16.0;
         page.text((bars, top + 36.0), 10.5, Weight::Soft, Anchor::Start, until);
         for stage_group in 0..panel.schedule.stage_groups() {
-            self.row(panel, stage_group, top + HEAD + stage_group as f64 * (ROW + GAP));
+            self.row(panel, stage_group, top + HEAD + stage_group as f64 * pitch(panel));
         }
         // Where this schedule ends; others on the same scale may be longer.
         let end = LEFT + panel.timeline.makespan * self.scale;
@@ -100,7 +109,27 @@ impl Drawing {
         for timed in &panel.timeline.stage_groups[stage_group] {
             self.block(panel, timed, chunks, y);
         }
+        self.guests(panel, stage_group, y + ROW + GAP / 2.0);
         self.bars(panel, stage_group, y);
+    }
+
+    /// What waits elsewhere: grey where it is kept for another stage group, white on its way.
+    fn guests(&mut self, panel: &Panel<'_>, stage_group: usize, y: f64) {
+        let (guests, lines) = guests(panel, stage_group);
+        let high = NARROW / lines.max(1) as f64;
+        for guest in guests {
+            let x = LEFT + guest.start * self.scale;
+            let width = ((guest.end - guest.start) * self.scale).max(2.5);
+            let y = y + guest.line as f64 * high;
+            let fill = if guest.kept { "#c8c8c8" } else { "#ffffff" };
+            self.page.block((x, y), (width, high), fill, &guest.what);
+            let size = (high + 1.0).min(9.0);
+            if size >= 5.0 && width >= size * self.digits as f64 {
+                let place = (x + width / 2.0, y + high / 2.0 + 0.36 * size);
+                let label = guest.microbatch.to_string();
+                self.page.text(place, size, Weight::Plain, Anchor::Middle, &label);
+            }
+        }
     }
 
     fn block(&mut self, panel: &Panel<'_>, timed: &Timed, chunks: usize, y: f64) {
@@ -209,6 +238,13 @@ impl Drawing {
         x = self.word(x + 14.0, y, "waits");
         if let Some(words) = shades(panels) {
             x = self.word(x - 5.0, y, &format!("({words})"));
+        }
+        if panels.iter().any(|panel| !panel.schedule.moves().is_empty()) {
+            x = self.word(
+                x,
+                y,
+                "below a row: leaves or comes back (white), kept for another (grey)",
+            );
         }
         if has_versions(panels) {
             self.word(x, y, "dots: version of the weights, modulo 4");

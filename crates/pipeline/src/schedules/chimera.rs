@@ -32,6 +32,19 @@ pub enum RoundConcat {
 }
 
 impl RoundConcat {
+    /// Every way.
+    pub const ALL: [RoundConcat; 3] =
+        [RoundConcat::Direct, RoundConcat::Doubling, RoundConcat::Halving];
+
+    /// The word in configurations and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RoundConcat::Direct => "direct",
+            RoundConcat::Doubling => "doubling",
+            RoundConcat::Halving => "halving",
+        }
+    }
+
     /// In how many pieces each micro-batch is cut.
     pub const fn pieces(self) -> usize {
         match self {

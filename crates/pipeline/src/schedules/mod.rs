@@ -1,5 +1,6 @@
 //! The systems: one small file each, with its rule.
 
+mod bpipe;
 mod breadth_first;
 mod chimera;
 mod dualpipe;
@@ -18,6 +19,7 @@ mod zb_h1;
 mod zb_h2;
 mod zb_v;
 
+pub use bpipe::bpipe;
 pub use breadth_first::breadth_first;
 pub use chimera::{RoundConcat, chimera};
 pub use dualpipe::dualpipe;

@@ -23,6 +23,19 @@ pub enum Warmup {
     Pb,
 }
 
+impl Warmup {
+    /// Every warm-up.
+    pub const ALL: [Warmup; 2] = [Warmup::Pa, Warmup::Pb];
+
+    /// The word in configurations and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Warmup::Pa => "pa",
+            Warmup::Pb => "pb",
+        }
+    }
+}
+
 /// 1F1B of `m` micro-batches over `p` stage groups.
 pub fn one_f_one_b(p: usize, m: usize, warmup: Warmup) -> Result<Schedule> {
     Schedule::new("1f1b", m, Placement::looped(p, 1)?, |i| {

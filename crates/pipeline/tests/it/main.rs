@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod asynchronous;
+mod bpipe;
 mod checking;
 mod chimera;
 mod closed_forms;

@@ -9,10 +9,11 @@ fn what_is_written_is_read_back() {
     for (p, m) in [(1, 1), (2, 4), (4, 8), (3, 6)] {
         for (named, schedule) in all(p, m) {
             let again = csv::read(schedule.name(), &csv::write(&schedule)).unwrap();
-            // A table has the versions that are read, but not when they are made.
+            // A table has the versions that are read, but not when they are made, nor who keeps what for whom.
             let turns = again.all().eq(schedule.all());
             assert!(turns && again.placement() == schedule.placement(), "{named} {p} {m}");
-            assert!(again == schedule || named.is_asynchronous(), "{named} {p} {m}");
+            let more = named.is_asynchronous() || !schedule.moves().is_empty();
+            assert!(again == schedule || more, "{named} {p} {m}");
         }
     }
 }

@@ -289,6 +289,18 @@ impl<'a> Binder<'a> {
         self.whole(key, Category::Communication, bytes, Source::Script).buffer
     }
 
+    /// A buffer for what this stage group keeps for another one; the same for the same key.
+    pub(super) fn kept(&mut self, key: BufferKey, bytes: usize) -> BufferId {
+        self.whole(key, Category::Residuals, bytes, Source::Script).buffer
+    }
+
+    /// A buffer for a value that another stage group kept: from now on it is the value's.
+    pub(super) fn returned(&mut self, value: &Value, bytes: usize) -> BufferId {
+        let buffer = self.kept(BufferKey::Back(value.clone()), bytes);
+        self.known.insert(BufferKey::Value(value.clone()), buffer);
+        buffer
+    }
+
     /// The buffer of a value that is sent to another stage group.
     pub(super) fn sent(&mut self, value: &Value) -> Result<BufferId, ScriptError> {
         let Some(&buffer) = self.known.get(&BufferKey::Value(value.clone())) else {

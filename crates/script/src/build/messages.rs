@@ -181,7 +181,7 @@ pub(super) fn gaps(bytes: usize, dtype: DType, messages: &[Message]) -> Vec<Rang
     gaps.map(|(start, end)| start * dtype.size()..end * dtype.size()).collect()
 }
 
-fn release(script: &mut Script, buffer: BufferId) {
+pub(super) fn release(script: &mut Script, buffer: BufferId) {
     let label = format!("free {}", script.name(buffer));
     let kind = Kind::Release { buffer };
     script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });

@@ -10,12 +10,14 @@ use phalanx_ir::{Instance, Model};
 use super::RankPlace;
 use super::links::Links;
 use super::messages::gaps;
+use super::moves::OUT;
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
 use crate::error::ScriptError;
 use crate::key::{BufferKey, Scalar};
 use crate::library::Library;
 use crate::names::Names;
+use crate::parked::ParkedMove;
 use crate::stage_group::StageGroup;
 use crate::unit::Unit;
 use crate::updates::Updates;
@@ -31,6 +33,8 @@ pub struct World<'a> {
     pub library: Arc<Library>,
     /// When weights are updated, if not once at the end of each script.
     pub updates: Option<Updates>,
+    /// Micro-batches that wait on other stage groups for their backward; turns are those of stage groups.
+    pub moves: Vec<ParkedMove>,
     /// For each parameter: the stage groups whose instances have it.
     pub(crate) holders: Vec<Vec<usize>>,
     /// For each stage group: the instances that its turns work on.
@@ -57,13 +61,18 @@ impl<'a> World<'a> {
         let links = Links::new(model, &stage_groups, &library, &|stage_group| {
             wirings[stage_group].clone()
         })?;
-        let updates = None;
-        Ok(Self { model, stage_groups, library, updates, holders, held, wirings, links })
+        let (updates, moves) = (None, Vec::new());
+        Ok(Self { model, stage_groups, library, updates, moves, holders, held, wirings, links })
     }
 
     /// The same, where weights are updated by this rule.
     pub fn updated(self, updates: Option<Updates>) -> Self {
         Self { updates, ..self }
+    }
+
+    /// The same, where some micro-batches wait on other stage groups, whose meshes are the same.
+    pub fn parking(self, moves: Vec<ParkedMove>) -> Self {
+        Self { moves, ..self }
     }
 
     /// The update of a script that a micro-batch contributes to, counted from 0.
@@ -162,7 +171,13 @@ impl<'a> World<'a> {
             (outgoing[at.stage_group].iter(), incoming[at.stage_group].iter());
         let mut found = Vec::new();
         for (number, action) in script.actions.iter().enumerate() {
-            let (link, sending) = match action.kind {
+            let (link, sending) = match &action.kind {
+                Kind::Send { messages, .. } | Kind::Receive { messages, .. }
+                    if messages.iter().any(|message| message.channel >= OUT) =>
+                {
+                    found.push((number, self.parked(messages, at)));
+                    continue;
+                }
                 Kind::Send { .. } => (sent.next(), true),
                 Kind::Receive { .. } => (taken.next(), false),
                 _ => continue,
@@ -171,6 +186,16 @@ impl<'a> World<'a> {
             found.push((number, crossings[link.crossing].messages(link, rank, sending)));
         }
         found
+    }
+
+    /// The messages of a move, for the rank at another place of the stage group: everything goes to the same place.
+    fn parked(&self, messages: &[Message], at: RankPlace) -> Vec<Message> {
+        let group = |rank| self.stage_groups.iter().find(|group| group.ranks.contains(&rank));
+        let other = |message: &Message| {
+            let peer = group(message.peer).expect("a peer is in a stage group").ranks[at.place];
+            Message { peer, ..message.clone() }
+        };
+        messages.iter().map(other).collect()
     }
 
     pub(super) fn wiring(&self, stage_group: usize) -> &Wiring {

@@ -140,9 +140,11 @@ impl Pipe {
 fn pipes() -> Vec<Pipe> {
     let mut all = Vec::new();
     for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
-        // Interleaving needs as many micro-batches as stages, or a multiple; two directions need even numbers.
+        // Interleaving needs as many micro-batches as stages, or a multiple; two directions need even numbers; and
+        // bpipe moves something from four stages on.
         let odd = match schedule {
             NamedSchedule::Interleaved => (3, 6),
+            NamedSchedule::BPipe => (4, 6),
             _ if schedule.goes_both_ways() => (4, 6),
             _ => (3, 5),
         };

@@ -19,6 +19,7 @@ mod half;
 mod in_flight;
 mod operators;
 mod optimizers;
+mod parked;
 mod pipelines;
 mod planted;
 mod replicas;

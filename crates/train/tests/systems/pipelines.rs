@@ -60,6 +60,14 @@ fn shapes(schedule: NamedSchedule) -> &'static [Shape] {
             (4, 6, 0, false),
             (4, 2, 0, false),
         ],
+        // From four stages on there is something to move.
+        NamedSchedule::BPipe => &[
+            (4, 6, 0, false),
+            (5, 6, 0, true),
+            (4, 4, 0, false),
+            (4, 8, 0, false),
+            (3, 4, 0, false),
+        ],
         // As many micro-batches as stages.
         NamedSchedule::PipeDream2bw => &[
             (2, 4, 0, false),
