@@ -22,6 +22,7 @@ const STEP_LINES: &str = "\
 Step lines:
   (-1.2z)           distance from the mean of the last 128 steps, in their standard deviations
   % of GEMM rate    time of the step's matrix products alone, measured at the start, as a share of the step
+  moe max/mean      load of the busiest expert of any layer, as a multiple of an even share
   mem X (plan Y)    memory of the process, and what the plans of its ranks take of it
 docs/running.md explains all parts.";
 

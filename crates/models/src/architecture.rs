@@ -26,6 +26,10 @@ pub mod port {
     pub const Y: &str = "y";
     /// Probe: what a perceptron predicts, numbers or the logits of classes, `[batch, outputs]`.
     pub const PREDICTION: &str = "prediction";
+    /// Probe: how many tokens of each group chose each expert, `[batch, groups, experts]`.
+    pub const CHOSEN: &str = "experts.chosen";
+    /// Probe: how many of them found a place, if some may not.
+    pub const PLACED: &str = "experts.placed";
     /// The boundary value between segments.
     pub const H: &str = "h";
 }

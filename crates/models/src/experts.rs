@@ -109,11 +109,16 @@ impl Experts {
                 gates / total
             }
         };
-        if purpose == Purpose::Train {
-            self.balance(b, chances, index, places);
-            self.restrain(b, logits, seq);
-        }
         let slot = index.assign(count, capacity, None);
+        if purpose == Purpose::Train {
+            let chosen = index.histogram(count, 1, chances.dtype());
+            self.balance(b, chances, chosen, places);
+            self.restrain(b, logits, seq);
+            b.probe(port::CHOSEN, chosen);
+            if self.capacity.is_some() {
+                b.probe(port::PLACED, slot.histogram(count, capacity, chances.dtype()));
+            }
+        }
         let rows = x.dispatch(slot, count, capacity);
         let gate = rows.einsum(b.param("experts.gate", [count, width, ffn]), "ebncd,edf->ebncf");
         let up = rows.einsum(b.param("experts.up", [count, width, ffn]), "ebncd,edf->ebncf");
@@ -138,12 +143,12 @@ impl Experts {
     /// probability. It is 1 where both are even. Counts have no gradient, probabilities do.
     ///
     /// Switch counts the one choice of a token; of several, all count.
-    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, index: Tensor<'b>, places: Places) {
+    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, chosen: Tensor<'b>, places: Places) {
         if self.aux_loss == 0.0 {
             return;
         }
         let (batch, choices) = (chances.shape()[0], self.router.choices());
-        let (load, chance) = (index.histogram(self.count, 1, chances.dtype()), chances.sum(&[2]));
+        let (load, chance) = (chosen, chances.sum(&[2]));
         // A loss for each group of a sample, or one for all: of how many tokens, and how much of the
         // mean over samples it is.
         let (load, chance, tokens, weight) = match self.aux_scope {

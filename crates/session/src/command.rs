@@ -62,6 +62,8 @@ pub enum Command<'a> {
         /// The micro-batch.
         microbatch: usize,
     },
+    /// Reads how many tokens of the last step chose which expert.
+    Load,
     /// Reads values of a state.
     Read(&'a StateRange),
     /// Reads the numbers that are kept from step to step beside parameters.
@@ -88,6 +90,7 @@ impl Command<'_> {
             | Command::Write(..) => false,
             Command::Steps { trace, .. } => trace.is_some(),
             Command::Show { .. }
+            | Command::Load
             | Command::Saved
             | Command::Read(_)
             | Command::Observe

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use phalanx_ir::{Model, Role};
+use phalanx_models::port;
 use phalanx_script::ScriptKey;
 
 use super::Lowered;
@@ -10,7 +11,9 @@ use super::Lowered;
 impl Lowered {
     /// Whether steps may be taken in blocks: not if predictions are read after each.
     pub(crate) fn has_blocks(&self) -> bool {
-        self.settings.parallel.pipeline.is_asynchronous() && probes(&self.model).next().is_none()
+        let counts = [port::CHOSEN, port::PLACED];
+        let read = probes(&self.model).any(|probe| !counts.contains(&probe));
+        self.settings.parallel.pipeline.is_asynchronous() && !read
     }
 
     /// The scripts whose model exposes a value of this name.

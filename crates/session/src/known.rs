@@ -39,6 +39,8 @@ pub(super) struct Known {
     pub(super) exposed: Vec<String>,
     /// The scripts whose model exposes what it predicts.
     pub(super) predicting: BTreeSet<ScriptKey>,
+    /// Whether steps tell how many tokens chose which expert.
+    pub(super) has_experts: bool,
     /// Whether steps that are taken together run without waiting in between: in pipelines without a flush, unless
     /// predictions are read after each step.
     pub(super) blocks: bool,
@@ -157,6 +159,7 @@ impl Known {
             timetable: Timetable::new(lowered)?,
             exposed: lowered.exposed(),
             predicting: lowered.exposing(port::PREDICTION),
+            has_experts: lowered.exposing(port::CHOSEN).contains(&ScriptKey::Train),
             blocks: lowered.has_blocks(),
             older: lowered.updates.as_ref().map_or_else(
                 || vec![0; lowered.model.params().len()],

@@ -28,6 +28,7 @@ pub mod hosts;
 pub mod job;
 mod known;
 pub mod launch;
+mod load;
 mod lowered;
 mod measure;
 mod models;
@@ -71,6 +72,7 @@ pub use command::{
 };
 pub use feed::{Field, OwnedStep, StepData};
 pub use forward::Forward;
+pub use load::ExpertLoad;
 pub use lowered::{BLOCK, Lowered, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;

@@ -1,6 +1,7 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
 mod block;
+mod load;
 mod results;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use phalanx_script::{
     ScriptKey, State, StateKind, traffic,
 };
 
+use self::load::LoadCounter;
 use super::command::{
     BatchSource, Command, Exposed, Measured, Reply, StatePiece, StateRange, StepReply,
 };
@@ -49,6 +51,8 @@ pub struct RankWorker<E: Engine> {
     at: (Mesh, usize),
     /// Where it records what it does, if it is watched.
     pulse: Option<Pulse>,
+    /// How many tokens of the last step chose which expert.
+    load: LoadCounter,
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -116,6 +120,7 @@ impl<E: Engine> RankWorker<E> {
             saves,
             at,
             pulse,
+            load: LoadCounter::default(),
         })
     }
 
@@ -224,6 +229,7 @@ impl<E: Engine> RankWorker<E> {
             if trains {
                 // Now: another script may use the same memory.
                 result = Some(self.result(id, 0, step)?);
+                self.load.count(&mut self.executor, id, &self.at)?;
             }
         }
         self.pulse.iter().for_each(|pulse| pulse.end(step));
@@ -404,6 +410,7 @@ impl<E: Engine + Counters> RankWorker<E> {
             Command::Show { key, port, microbatch } => {
                 Reply::Shown(self.shown(key, port, microbatch)?)
             }
+            Command::Load => Reply::Pieces(self.load.pieces()),
             Command::Read(range) => Reply::Pieces(self.read(range)?),
             Command::Scalars => Reply::Scalars(self.scalars()?),
             Command::Write(range, bytes) => {

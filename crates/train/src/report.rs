@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoints::CommittedCheckpoint;
 use crate::metrics::{
-    EvaluationLine, GpuPart, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step, StepLine,
-    Summary, ZScore,
+    EvaluationLine, GpuPart, LoadPlot, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step,
+    StepLine, Summary, ZScore,
 };
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
@@ -60,6 +60,8 @@ pub(crate) struct Report {
     run: Option<RunDir>,
     facts: Facts,
     plot: LossPlot,
+    /// How tokens were spread over experts.
+    pub(crate) experts: LoadPlot,
     loss_z: ZScore,
     norm_z: ZScore,
     /// Time spent in steps.
@@ -87,6 +89,7 @@ impl Report {
             run,
             facts,
             plot,
+            experts: LoadPlot::default(),
             loss_z: ZScore::new(),
             norm_z: ZScore::new(),
             spent: Duration::ZERO,
@@ -301,7 +304,7 @@ impl Report {
 
     /// Writes the plot, and reports the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
-        self.run.as_ref().map_or(Ok(()), |run| run.write_plot(&self.plot))?;
+        self.run.as_ref().map_or(Ok(()), |run| run.write_plots(&self.plot, &self.experts))?;
         self.times.mark(Spent::Start);
         let ledger = LedgerLine::from(self.times.ledger());
         self.run.as_ref().map_or(Ok(()), |run| run.write_ledger(&ledger.to_json()))?;

@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_sys::disk::free_bytes;
 use phalanx_sys::{SysError, write_atomic};
 
-use crate::metrics::{LossPlot, Step};
+use crate::metrics::{LoadPlot, LossPlot, Step};
 use crate::requeued::{OuterJob, STARTED_BY};
 use phalanx_config::Loaded;
 use phalanx_error::bytes;
@@ -38,6 +38,8 @@ pub const METRICS: &str = "metrics.jsonl";
 pub use phalanx_session::folders::LEDGER;
 /// The name of the picture within a run's folder.
 pub const PLOT: &str = "loss.svg";
+/// The picture of the load of experts, in a run's folder.
+pub const EXPERTS: &str = "experts.svg";
 pub use phalanx_session::run_weights::WEIGHTS;
 
 impl RunDir {
@@ -174,9 +176,13 @@ impl RunDir {
         self.broken
     }
 
-    /// Writes `loss.svg`.
-    pub fn write_plot(&self, plot: &LossPlot) -> Result<()> {
-        Ok(self.write_file(PLOT, plot.to_svg().as_bytes())?)
+    /// Writes `loss.svg` and, if the model has experts, `experts.svg`.
+    pub fn write_plots(&self, plot: &LossPlot, experts: &LoadPlot) -> Result<()> {
+        self.write_file(PLOT, plot.to_svg().as_bytes())?;
+        match experts.to_svg() {
+            Some(svg) => Ok(self.write_file(EXPERTS, svg.as_bytes())?),
+            None => Ok(()),
+        }
     }
 
     /// Writes where the time of the run went.

@@ -11,7 +11,9 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_script::ScriptKey;
 use phalanx_session::corpus::with_step_data;
 use phalanx_session::job;
-use phalanx_session::{Accuracy, BLOCK, BatchSource, OwnedStep, Session, StepData, StepResult};
+use phalanx_session::{
+    Accuracy, BLOCK, BatchSource, ExpertLoad, OwnedStep, Session, StepData, StepResult,
+};
 
 /// Gives one batch after the other.
 pub trait Batches {
@@ -28,7 +30,7 @@ impl Batches for Loader {
 }
 
 /// A step that was taken.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct TrainedStep {
     /// Its number, from 1.
     pub step: usize,
@@ -36,6 +38,8 @@ pub struct TrainedStep {
     pub result: StepResult,
     /// The share of its samples that was classified right, if that is what the model does.
     pub accuracy: Option<f64>,
+    /// How its tokens were spread over experts, if the model has some.
+    pub load: Option<ExpertLoad>,
     /// Its learning rate.
     pub lr: f64,
     /// How long it took, the batch not counted.
@@ -78,10 +82,10 @@ pub fn take_blocks(
         };
         let mut wish = Wish::GoOn;
         let mut failed = None;
-        for (step, (result, accuracy)) in (first..).zip(results) {
+        for (step, Measured { result, accuracy, load }) in (first..).zip(results) {
             let lr = rate(step);
             finite(session, step, result, &mut last, lr)?;
-            let taken = TrainedStep { step, result, accuracy, lr, time };
+            let taken = TrainedStep { step, result, accuracy, load, lr, time };
             match observe(session, taken) {
                 Err(error) => {
                     (wish, failed) = (Wish::Fail, Some(error));
@@ -105,8 +109,12 @@ pub fn take_blocks(
     Ok(())
 }
 
-/// The numbers of a step, and its accuracy if the model has one.
-type Measured = (StepResult, Option<f64>);
+/// The numbers of a step: its accuracy if the model has one, the load of its experts if it has some.
+struct Measured {
+    result: StepResult,
+    accuracy: Option<f64>,
+    load: Option<ExpertLoad>,
+}
 
 /// One step, and how long it took.
 fn take_one(
@@ -120,7 +128,7 @@ fn take_one(
         let result = session.step(data, lr)?;
         time = begun.elapsed();
         let accuracy = session.accuracy(ScriptKey::Train, data)?.and_then(Accuracy::share);
-        results.push((result, accuracy));
+        results.push(Measured { result, accuracy, load: session.expert_load()? });
         Ok(())
     })?;
     Ok((results, time))
@@ -142,7 +150,8 @@ fn take_block(
     }
     let begun = Instant::now();
     let results = session.take(steps.len() as u64, &block)?;
-    let results = results.into_iter().map(|result| (result, None)).collect();
+    let alone = |result| Measured { result, accuracy: None, load: None };
+    let results = results.into_iter().map(alone).collect();
     Ok((results, begun.elapsed() / steps.len() as u32))
 }
 

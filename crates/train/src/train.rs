@@ -14,7 +14,7 @@ use phalanx_data::{Batch, Loader, Samples};
 use phalanx_sys::interrupt;
 
 use crate::checkpoints::{Checkpoints, RunFacts};
-use crate::metrics::{LossPlot, Step, Summary};
+use crate::metrics::{LossPlot, MoeLine, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, GpuPeak, Report};
 use crate::resume::Resume;
@@ -344,11 +344,13 @@ impl<'a> Run<'a> {
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
                 accuracy: taken.accuracy,
+                moe: taken.load.as_ref().map(MoeLine::from),
                 loss_scale: result.scaling.map(|scaling| scaling.loss_scale),
                 skipped: result.scaling.map(|scaling| scaling.skipped),
             };
             // An error of the report concerns one process; so all evaluate before it counts.
             let mut reported = report.step(line, time);
+            report.experts.extend(step, taken.load);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
                 let line = evaluated(session, held_out, step)?;

@@ -5,7 +5,7 @@
 use std::fs;
 
 use phalanx_config::{Config, Loaded, Sources};
-use phalanx_train::metrics::LossPlot;
+use phalanx_train::metrics::{LoadPlot, LossPlot};
 use phalanx_train::rundir::RunDir;
 
 fn loaded(root: &std::path::Path, name: &str) -> Loaded {
@@ -20,7 +20,7 @@ fn a_run_leaves_its_configuration_metrics_and_picture() {
     let mut run = RunDir::create(&loaded).unwrap();
     run.append(r#"{"step":1}"#).unwrap();
     run.append(r#"{"step":2}"#).unwrap();
-    run.write_plot(&LossPlot::default()).unwrap();
+    run.write_plots(&LossPlot::default(), &LoadPlot::default()).unwrap();
     let read = |name: &str| fs::read_to_string(run.path().join(name)).unwrap();
     assert_eq!(read("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
     assert!(read("loss.svg").starts_with("<svg"));
@@ -69,7 +69,7 @@ fn a_folder_that_vanishes_is_a_failure_that_names_the_file() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDir::create(&loaded(root.path(), "x")).unwrap();
     fs::remove_dir_all(run.path()).unwrap();
-    let error = run.write_plot(&LossPlot::default()).unwrap_err();
+    let error = run.write_plots(&LossPlot::default(), &LoadPlot::default()).unwrap_err();
     assert_eq!(error.exit_code(), 1);
     assert!(error.to_string().contains("loss.svg"), "{error}");
 }

@@ -161,3 +161,32 @@ fn any_text_can_be_trained_on() {
     assert!(loss("last_loss") < 0.7 * loss("first_loss"), "{summary}");
     assert!(summary.get("entropy_floor").is_none());
 }
+
+/// The load of experts is counted over all ranks, layers and micro-batches, wherever tokens are.
+#[test]
+fn the_load_of_experts_is_told_in_every_layout() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = ["model.experts=4", "model.layers=2", "precision.compute=f64", "train.steps=2"];
+    let loads = |name: &str, sets: &[&str]| -> Vec<[f64; 2]> {
+        let name = format!("run.name={name}");
+        let sets = own.iter().chain(sets).copied().chain([name.as_str()]);
+        let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
+        let lines = phalanx(dir.path(), &[&["train", "--json"], SMALL, &sets]).ok().json();
+        let steps = lines.iter().filter(|line| line.get("step").is_some());
+        steps.map(|s| ["max_over_mean", "dropped"].map(|k| s["moe"][k].as_f64().unwrap())).collect()
+    };
+    let alone = loads("one", &["train.microbatches=2"]);
+    assert!(alone.iter().all(|[most, lost]| *most > 1.0 && *lost > 0.0), "{alone:?}");
+    for (name, sets) in [
+        ("ep", &["parallel.dp=2", "parallel.ep=2", "run.checkpoint_every=1"][..]),
+        ("tp", &["parallel.tp=2", "parallel.sp=true", "train.recompute=full"]),
+        ("cp", &["parallel.cp=2", "parallel.cp_kind=ring"]),
+        ("pp", &["parallel.pp=2", "parallel.schedule=chimera"]),
+    ] {
+        assert_eq!(loads(name, &[sets, &["train.microbatches=2"]].concat()), alone, "{sets:?}");
+    }
+    assert_eq!(loads("dropless", &["model.capacity=0"])[0][1], 0.0);
+    let run = dir.path().join("runs");
+    let picture = fs::read_to_string(run.join("ep/experts.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("steps 1 to 2"), "{picture}");
+}

@@ -1,11 +1,12 @@
 //! Metrics for programs: one compact JSON object per line, numbers in full precision.
 
+use phalanx_session::ExpertLoad;
 use serde::{Deserialize, Serialize};
 
 use crate::times::LedgerLine;
 
-/// One training step. Its JSON has exactly these keys; `accuracy` of a classifier, the last two if losses
-/// are scaled.
+/// One training step. Its JSON has exactly these keys; `accuracy` of a classifier, `moe` of a model with
+/// experts, the last two if losses are scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Step {
     /// The step, counted from 1.
@@ -25,12 +26,30 @@ pub struct Step {
     /// The share of the batch that was classified right, if that is what the model does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// How tokens were spread over experts, if the model has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeLine>,
     /// What the loss was multiplied by before the backward pass, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// Steps so far that overflowed and so changed nothing, if losses are scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<u64>,
+}
+
+/// How the tokens of a step were spread over experts.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MoeLine {
+    /// The load of the busiest expert of any layer, as a multiple of an even share.
+    pub max_over_mean: f64,
+    /// The share of all choices that found no place.
+    pub dropped: f64,
+}
+
+impl From<&ExpertLoad> for MoeLine {
+    fn from(load: &ExpertLoad) -> Self {
+        Self { max_over_mean: load.max_over_mean(), dropped: load.dropped }
+    }
 }
 
 /// A number; JSON has none for infinity and NaN, which a step that overflowed may have.
@@ -228,6 +247,7 @@ mod tests {
             tokens_per_s: 12_345.678_9,
             step_ms: 1e-7,
             accuracy: None,
+            moe: None,
             loss_scale: None,
             skipped: None,
         };
@@ -262,6 +282,7 @@ mod tests {
             tokens_per_s: 1.0,
             step_ms: 1.0,
             accuracy: None,
+            moe: None,
             loss_scale: Some(0.5),
             skipped: Some(2),
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use phalanx_error::{bytes, short, three_digits};
 
-use super::jsonl::Step;
+use super::jsonl::{MoeLine, Step};
 
 /// A step and everything else that its line shows. Unknown values are left out.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -72,6 +72,14 @@ impl StepLine {
         parts.extend(score(self.loss_z, 5));
         let accuracy = self.step.accuracy.map(|share| format!("accuracy {:.1}%", 100.0 * share));
         parts.extend(accuracy.map(|text| part(1, "1;32", text)));
+        if let Some(MoeLine { max_over_mean, dropped }) = self.step.moe {
+            let lost = if dropped > 0.0 {
+                format!(" dropped {:.1}%", 100.0 * dropped)
+            } else {
+                String::new()
+            };
+            parts.push(part(3, "35", format!("moe max/mean {max_over_mean:.2}{lost}")));
+        }
         parts.push(part(4, "33", format!("gnorm {grad_norm:.2}")));
         parts.extend(score(self.grad_norm_z, 6));
         let rate = if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") };
@@ -177,6 +185,7 @@ mod tests {
                 tokens_per_s: 12_400.0,
                 step_ms: 165.0,
                 accuracy: None,
+                moe: None,
                 loss_scale: None,
                 skipped: None,
             },

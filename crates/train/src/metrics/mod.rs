@@ -2,10 +2,12 @@
 
 mod jsonl;
 mod line;
+mod load_plot;
 mod plot;
 mod zscore;
 
-pub use jsonl::{EvaluationLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary};
+pub use jsonl::{EvaluationLine, MoeLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary};
 pub use line::{GpuPart, StepLine};
+pub use load_plot::LoadPlot;
 pub use plot::LossPlot;
 pub use zscore::ZScore;

@@ -1,0 +1,87 @@
+//! How evenly the tokens of a step are spread over experts.
+
+use std::collections::BTreeMap;
+
+use phalanx_error::Result;
+
+use crate::Session;
+use crate::command::{Command, Reply};
+
+/// The load of a step's experts.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ExpertLoad {
+    /// For each layer that has experts: how many tokens chose each of them.
+    pub chosen: Vec<Vec<f64>>,
+    /// The share of all choices that found no place.
+    pub dropped: f64,
+}
+
+impl ExpertLoad {
+    /// The load of the busiest expert of a layer, as a multiple of an even share; of the layer where it is
+    /// largest.
+    pub fn max_over_mean(&self) -> f64 {
+        let of_layer = |chosen: &Vec<f64>| {
+            let most = chosen.iter().copied().fold(0.0, f64::max);
+            most * chosen.len() as f64 / chosen.iter().sum::<f64>().max(1.0)
+        };
+        self.chosen.iter().map(of_layer).fold(0.0, f64::max)
+    }
+
+    /// The load in the counts of all ranks; none if no layer has experts.
+    fn of(answers: Vec<Reply>) -> Option<Self> {
+        let mut counts: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for piece in answers.into_iter().flat_map(Reply::into_pieces) {
+            let numbers = piece.bytes.as_chunks::<8>().0.iter().map(|n| f64::from_ne_bytes(*n));
+            let sums =
+                counts.entry(piece.first).or_insert_with(|| vec![0.0; piece.bytes.len() / 8]);
+            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+        }
+        let (mut chosen, mut lost, mut all) = (Vec::new(), 0.0, 0.0);
+        for (&number, own) in counts.iter().filter(|(number, _)| number.is_multiple_of(2)) {
+            let total: f64 = own.iter().sum();
+            let placed = counts.get(&(number + 1)).map_or(total, |placed| placed.iter().sum());
+            (lost, all) = (lost + total - placed, all + total);
+            chosen.push(own.clone());
+        }
+        (!chosen.is_empty()).then(|| Self { chosen, dropped: lost / f64::max(all, 1.0) })
+    }
+}
+
+impl Session {
+    /// How many tokens of the last step chose which expert; none if the model has no experts, or if the
+    /// step was one of a block. Every process must call it together.
+    pub fn expert_load(&mut self) -> Result<Option<ExpertLoad>> {
+        match self.known.has_experts {
+            true => Ok(ExpertLoad::of(self.ranks.ask(Command::Load)?)),
+            false => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_ir::DType;
+
+    use super::*;
+    use crate::command::StatePiece;
+
+    #[test]
+    fn counts_of_ranks_are_added() {
+        let piece = |first, counts: [f64; 4]| StatePiece {
+            first,
+            dtype: DType::F64,
+            bytes: counts.iter().flat_map(|count| count.to_ne_bytes()).collect(),
+        };
+        // Instance 1 has 16 choices, of which 4 found no place; instance 3 drops nothing.
+        let one = vec![piece(2, [4.0, 2.0, 1.0, 1.0]), piece(3, [2.0, 2.0, 1.0, 1.0])];
+        let two = vec![
+            piece(2, [4.0, 2.0, 2.0, 0.0]),
+            piece(3, [2.0, 2.0, 2.0, 0.0]),
+            piece(6, [4.0; 4]),
+        ];
+        let load = ExpertLoad::of(vec![Reply::Pieces(one), Reply::Pieces(two)]).unwrap();
+        assert_eq!(load.chosen, [[8.0, 4.0, 3.0, 1.0], [4.0; 4]]);
+        assert_eq!((load.max_over_mean(), load.dropped), (2.0, 4.0 / 32.0));
+        assert_eq!(ExpertLoad::of(vec![Reply::Pieces(vec![])]), None);
+    }
+}
