@@ -1,7 +1,10 @@
 //! Pipelines on the command line: tables that run, and shapes that don't.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+use serde_json::Value;
 
 use crate::command::{Done, phalanx};
 
@@ -189,4 +192,52 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         &["(stuck.csv:4)", "move line 4 (F1 of stage group 0) before line 3 (BW0"],
     );
     refused("parallel.schedule=csv:none.csv", &["none.csv: no such file"]);
+}
+
+/// What a run tells: loss, norm and rate of each step, and the loss of evaluations by the step after which they were.
+fn told(dir: &Path, name: &str) -> (BTreeMap<u64, [String; 3]>, BTreeMap<u64, String>) {
+    let text = fs::read_to_string(dir.join("runs").join(name).join("metrics.jsonl")).unwrap();
+    let (mut steps, mut evaluations) = (BTreeMap::new(), BTreeMap::new());
+    for line in text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if let Some(step) = line["step"].as_u64() {
+            steps.insert(step, ["loss", "grad_norm", "lr"].map(|key| line[key].to_string()));
+        } else if let (Some(step), true) = (line["after_step"].as_u64(), line["event"] == "eval") {
+            evaluations.insert(step, line["val_loss"].to_string());
+        }
+    }
+    (steps, evaluations)
+}
+
+/// A run without a flush takes blocks of eight steps, and single ones before an evaluation or a checkpoint. What it tells
+/// does not depend on where the blocks are: a run that pauses after each step tells the same, and leaves the same weights.
+#[test]
+fn evaluations_inside_a_run_of_blocks_are_those_of_single_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for schedule in ["pipedream", "pipedream-2bw"] {
+        let schedule = format!("parallel.schedule={schedule}");
+        let train = |name: &str, every: &str, saves: &str| {
+            let name = format!("run.name={name}");
+            let own = [every, saves, &name, &schedule, "train.steps=21", "train.eval_batches=2"];
+            let rest = ["parallel.pp=2", "train.microbatches=4", "optim.clip=none"];
+            run(dir, "train", &[&own[..], &rest].concat()).ok();
+            told(dir, &name["run.name=".len()..])
+        };
+        let weights =
+            |name: &str| fs::read(dir.join("runs").join(name).join("model.safetensors")).unwrap();
+        let (steps, evaluations) = train("single", "train.eval_every=1", "run.checkpoint_every=0");
+        assert_eq!((steps.len(), evaluations.len()), (21, 21), "{schedule}");
+        for (name, every, saves, after) in [
+            ("blocks", "train.eval_every=10", "run.checkpoint_every=0", vec![10, 20, 21]),
+            ("saved", "train.eval_every=21", "run.checkpoint_every=9", vec![21]),
+        ] {
+            let found = train(name, every, saves);
+            assert_eq!(found.0, steps, "{schedule}, {name}");
+            let times: Vec<u64> = found.1.keys().copied().collect();
+            assert_eq!(times, after, "{schedule}, {name}");
+            assert!(found.1.iter().all(|(step, loss)| evaluations[step] == *loss), "{name}");
+            assert!(weights(name) == weights("single"), "{schedule}, {name}");
+        }
+        fs::remove_dir_all(dir.join("runs")).unwrap();
+    }
 }

@@ -8,6 +8,7 @@ use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
 use super::{Panel, TurnKind, any_again, has_versions, longest, shades, short, shortest};
 use crate::simulate::Timed;
+use phalanx_script::Part;
 
 /// The height of a row and the space between two rows, in pixels.
 const ROW: f64 = 24.0;
@@ -53,6 +54,14 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
     drawing.axis(long, unit, top - PANEL_GAP);
     drawing.legend(panels, top - PANEL_GAP + FOOT);
     drawing.page.finish()
+}
+
+/// When a stage group updates its weights, if not once at the end of a step.
+fn updates<'a>(panel: &Panel<'_>, turns: &'a [Timed]) -> impl Iterator<Item = f64> + 'a {
+    let round = panel.schedule.updates().map_or(usize::MAX, |updates| updates.round);
+    let backwards = turns.iter().filter(|timed| timed.turn.part == Part::BW);
+    let ends = backwards.enumerate().filter(move |(number, _)| (number + 1).is_multiple_of(round));
+    ends.map(|(_, timed)| timed.end)
 }
 
 fn rows(panel: &Panel<'_>) -> f64 {
@@ -106,8 +115,13 @@ impl Drawing {
         self.page.text((LEFT - 10.0, middle), 11.5, Weight::Plain, Anchor::End, &name);
         self.page.waiting((LEFT, y), (panel.timeline.makespan * self.scale, ROW));
         let chunks = panel.schedule.placement().chunks(stage_group);
-        for timed in &panel.timeline.stage_groups[stage_group] {
+        let turns = &panel.timeline.stage_groups[stage_group];
+        for timed in turns {
             self.block(panel, timed, chunks, y);
+        }
+        for time in updates(panel, turns) {
+            let x = LEFT + time * self.scale;
+            self.page.line((x, y - GAP), (x, y + 3.0));
         }
         self.guests(panel, stage_group, y + ROW + GAP / 2.0);
         self.bars(panel, stage_group, y);
@@ -247,7 +261,7 @@ impl Drawing {
             );
         }
         if has_versions(panels) {
-            self.word(x, y, "dots: version of the weights, modulo 4");
+            self.word(x, y, "dots: version of the weights, modulo 4; ticks: updates");
         }
     }
 

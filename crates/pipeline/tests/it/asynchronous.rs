@@ -82,6 +82,26 @@ fn the_pipeline_fills_once() {
     assert!(found.ideal / found.makespan > 0.98, "{}", found.ideal / found.makespan);
 }
 
+/// Sum of busy time ÷ (p × span) over blocks of eight steps is 8m ÷ (8m + p − 1): the pipeline drains between blocks. From
+/// m = 5 on for 2 stages, and from m = 13 on for 4, that is 0.97 or more.
+#[test]
+fn blocks_of_eight_steps_are_busy() {
+    for (p, m) in [(2, 4), (2, 5), (2, 8), (4, 8), (4, 12), (4, 13), (4, 16), (8, 32)] {
+        for schedule in [two_bw(p, m, 8), {
+            let shape = ScheduleShape::new(p, m).steps(8);
+            NamedSchedule::PipeDream.build(shape).unwrap()
+        }] {
+            let found = run(&schedule, times(1.0, 1.0, 1.0), 0.0);
+            let all = found.stage_groups.iter().flatten();
+            let busy: f64 = all.map(|timed| timed.end - timed.start).sum();
+            let share = busy / (p as f64 * found.span);
+            same(share, (8 * m) as f64 / (8 * m + p - 1) as f64, "share");
+            let enough = m >= [5, 13, 29][p.ilog2() as usize - 1];
+            assert_eq!(share >= 0.97, enough, "p {p} m {m}: {share}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let said = |named: NamedSchedule, shape| named.build(shape).unwrap_err().to_string();

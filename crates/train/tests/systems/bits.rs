@@ -58,6 +58,32 @@ fn the_same_configuration_gives_the_same_bits_twice() {
     }
 }
 
+/// Stages of pipelines in both directions are on two stage groups each, which hold the same bits after every step.
+#[test]
+fn replicas_of_a_stage_are_bitwise_identical() {
+    let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+    let chimera = ["parallel.schedule=chimera", "parallel.concat=doubling"];
+    let layouts: [&[&str]; 3] = [&chimera, &["parallel.schedule=dualpipe"], &chimera[..1]];
+    for (layout, m) in layouts.into_iter().zip(["8", "8", "4"]) {
+        let m = format!("train.microbatches={m}");
+        let sets = ["model.layers=4", "parallel.pp=4", "train.batch_size=16", &m];
+        let loaded = llama(&[&f32[..], &sets, layout].concat());
+        for steps in 1..=3 {
+            let mut session = trained(&loaded, None, steps);
+            let mut twice = 0;
+            for param in 0..session.parameters().len() {
+                let elements = 0..session.parameters()[param].elements();
+                let range = StateRange { param, kind: StateKind::Weights, elements };
+                let mut holders = session.held(&range).unwrap();
+                holders.retain(|held| !held.is_empty());
+                twice += usize::from(holders.len() == 2);
+                assert!(holders.windows(2).all(|pair| pair[0] == pair[1]), "{layout:?}, {steps}");
+            }
+            assert_eq!(twice, session.parameters().len(), "each is on two stage groups");
+        }
+    }
+}
+
 /// After some steps all ranks that hold the same part of the weights hold the same bits of it.
 #[test]
 fn replicas_are_bitwise_identical() {
