@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use phalanx::config::{self, Sources};
+use phalanx::pipeline::plan::PlannerName;
 use phalanx::pipeline::{RoundConcat, Warmup};
 use phalanx::session::hosts::REMOTE_SHELL;
 use phalanx::session::job;
@@ -286,7 +287,7 @@ pub(crate) enum Bench {
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
     /// bpipe, zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
-    #[arg(required_unless_present = "compare")]
+    #[arg(required_unless_present_any = ["compare", "plan"])]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
     #[arg(long, value_name = "p", value_parser = whole, allow_negative_numbers = true)]
@@ -341,6 +342,41 @@ pub(crate) struct Schedule {
     /// Prints JSON: one compact object per schedule.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Instead of a schedule: which stages to make of a model whose layers are measured here, and
+    /// on how many devices each.
+    #[arg(
+        long,
+        value_parser = words(&PlannerName::ALL, PlannerName::name),
+        conflicts_with_all = ["name", "compare", "svg", "csv", "stages", "microbatches", "chunks"]
+    )]
+    pub(crate) plan: Option<PlannerName>,
+    /// For --plan: devices of each machine.
+    #[arg(long, value_name = "N,N…", value_delimiter = ',', value_parser = whole, requires = "plan")]
+    pub(crate) devices: Vec<usize>,
+    /// For --plan: bytes per second within a machine, and between machines. Default: links take
+    /// no time.
+    #[arg(
+        long,
+        value_name = "RATE,RATE",
+        value_delimiter = ',',
+        requires = "plan",
+        allow_negative_numbers = true
+    )]
+    pub(crate) bandwidth: Vec<f64>,
+    /// For --plan: an embedded configuration to start from.
+    #[arg(long, value_name = "NAME", requires = "plan")]
+    preset: Option<String>,
+    /// For --plan: changes one setting; may be repeated.
+    #[arg(long, value_name = "key=value", requires = "plan")]
+    set: Vec<String>,
+}
+
+impl Schedule {
+    /// The configuration of the model that is planned.
+    pub(crate) fn sources(&self) -> Sources {
+        let preset = self.preset.iter().fold(Sources::default(), |s, name| s.preset(name));
+        self.set.iter().fold(preset, |sources, set| sources.set(set))
+    }
 }
 
 /// The words of a choice that the library has, each with its value.

@@ -12,6 +12,7 @@ mod checkpoint;
 mod commands;
 mod launch;
 mod out;
+mod plan;
 mod schedule;
 mod shell;
 mod verify;

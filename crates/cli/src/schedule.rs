@@ -16,7 +16,7 @@ use phalanx_sys::{Staged, disk::goal_of};
 use serde::Serialize;
 
 use crate::args::Schedule as Asked;
-use crate::out;
+use crate::{out, plan};
 
 /// The line width when the output is not a terminal.
 const PAGE: usize = 240;
@@ -26,6 +26,9 @@ const USUAL: usize = 80;
 
 /// Builds the schedules, simulates them, and shows or writes what is asked for.
 pub(crate) fn run(asked: &Asked) -> Result<()> {
+    if let Some(planner) = asked.plan {
+        return plan::run(asked, planner);
+    }
     check_files(asked)?;
     let schedules = schedules(asked)?;
     check_drawable(asked, &schedules)?;

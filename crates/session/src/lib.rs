@@ -42,6 +42,7 @@ mod planner;
 pub mod predict;
 mod prepared;
 pub mod products;
+pub mod profile;
 mod pulse;
 pub mod rate;
 mod replicas;

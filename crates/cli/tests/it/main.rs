@@ -33,6 +33,7 @@ mod outputs;
 mod own_program;
 mod pictures;
 mod pipelines;
+mod planning;
 #[cfg(target_os = "linux")]
 mod processes;
 #[cfg(target_os = "linux")]

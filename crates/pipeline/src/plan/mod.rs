@@ -8,6 +8,7 @@ mod dapple;
 mod pipedream;
 mod two_bw;
 
+use std::fmt;
 use std::ops::Range;
 
 pub use dapple::{DappleStage, dapple, dapple_latency};
@@ -16,6 +17,38 @@ pub use two_bw::{TwoBwChoice, TwoBwDemand, two_bw};
 
 use crate::error::{PipelineError, Result};
 use crate::words::typed;
+
+/// The planners, by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PlannerName {
+    /// [`pipedream_levels`].
+    PipeDream,
+    /// [`dapple`].
+    Dapple,
+    /// [`two_bw`].
+    TwoBw,
+}
+
+impl PlannerName {
+    /// Every planner.
+    pub const ALL: [PlannerName; 3] =
+        [PlannerName::PipeDream, PlannerName::Dapple, PlannerName::TwoBw];
+
+    /// The word on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PlannerName::PipeDream => "pipedream",
+            PlannerName::Dapple => "dapple",
+            PlannerName::TwoBw => "2bw",
+        }
+    }
+}
+
+impl fmt::Display for PlannerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// What a layer costs for one micro-batch.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,0 +1,242 @@
+//! `phalanx schedule --plan`: which stages to make of the configured model, and on how many devices each.
+
+use std::fmt::Write;
+
+use phalanx::config::Sources;
+use phalanx::error::{Error, Problem, Result, bytes, counted};
+use phalanx::pipeline::plan::{
+    LayerProfile, PipelinePlan, PlannerName, TwoBwChoice, TwoBwDemand, dapple, pipedream_levels,
+    two_bw,
+};
+use phalanx::session::network;
+use phalanx::session::profile::{ModelProfile, profile};
+use serde::Serialize;
+
+use crate::args::Schedule as Asked;
+use crate::out;
+
+/// The most choices of PipeDream-2BW that are shown.
+const SHOWN: usize = 5;
+
+/// Measures the layers, plans, and shows what was found.
+pub(crate) fn run(asked: &Asked, planner: PlannerName) -> Result<()> {
+    let sources = asked.sources();
+    let loaded = network::load(&sources)?;
+    let machines = machines(asked)?;
+    let found = profile(out::noted(&loaded))?;
+    let plans = match planner {
+        PlannerName::PipeDream => vec![by_pipedream(asked, &machines, &found)?],
+        PlannerName::Dapple => {
+            let m = loaded.config.microbatches();
+            let plan = dapple(&found.layers, m, &machines, asked.bandwidths()?)?;
+            vec![Shown::of(&plan, &found, "1f1b")]
+        }
+        PlannerName::TwoBw => by_two_bw(asked, &machines, &loaded, &found)?,
+    };
+    let plans: Vec<Shown> = plans.into_iter().map(|plan| plan.checked(&sources)).collect();
+    if asked.json {
+        plans.iter().for_each(out::json);
+        return Ok(());
+    }
+    let mut text = layers(&found);
+    for plan in &plans {
+        let _ = write!(text, "\n{}", plan.text(planner));
+    }
+    out::line(text.trim_end());
+    Ok(())
+}
+
+/// Devices of each machine.
+fn machines(asked: &Asked) -> Result<Vec<usize>> {
+    match asked.devices.iter().all(|devices| *devices > 0) && !asked.devices.is_empty() {
+        true => Ok(asked.devices.clone()),
+        false => Err(Error::refused(
+            Problem::new("--plan needs the devices of each machine, 1 or more")
+                .fix("--devices 4; for two machines --devices 4,4"),
+        )),
+    }
+}
+
+impl Asked {
+    /// Bytes per second within a machine and between machines.
+    fn bandwidths(&self) -> Result<[f64; 2]> {
+        match self.bandwidth[..] {
+            [] => Ok([f64::INFINITY; 2]),
+            [all] => Ok([all; 2]),
+            [within, between] => Ok([within, between]),
+            _ => Err(Error::refused(
+                Problem::new(format!("--bandwidth has {} numbers", self.bandwidth.len()))
+                    .because("there is one within a machine and one between machines")
+                    .fix("--bandwidth 1e10, or --bandwidth 1e11,1e10"),
+            )),
+        }
+    }
+}
+
+/// PipeDream's dynamic program; machines are a second level, if they are alike.
+fn by_pipedream(asked: &Asked, machines: &[usize], found: &ModelProfile) -> Result<Shown> {
+    let [within, between] = asked.bandwidths()?;
+    let each = machines[0];
+    if machines.iter().any(|other| *other != each) {
+        return Err(Error::refused(
+            Problem::new(format!("--plan pipedream cannot plan for machines of {machines:?}"))
+                .because("inside a level every machine is one device, so that all must be alike")
+                .nearest("--plan dapple, which takes machines of any size"),
+        ));
+    }
+    let levels = match machines.len() {
+        1 => vec![(each, within)],
+        count => vec![(each, within), (count, between)],
+    };
+    Ok(Shown::of(&pipedream_levels(&found.layers, &levels)?, found, "pipedream"))
+}
+
+/// The fastest choices of PipeDream-2BW within `run.memory_limit`.
+fn by_two_bw(
+    asked: &Asked,
+    machines: &[usize],
+    loaded: &phalanx::config::Loaded,
+    found: &ModelProfile,
+) -> Result<Vec<Shown>> {
+    let one = |layer: &LayerProfile| {
+        let samples = found.samples as f64;
+        let LayerProfile { forward, backward, output, kept, .. } = *layer;
+        let [forward, backward, output, kept] =
+            [forward, backward, output, kept].map(|cost| cost / samples);
+        LayerProfile { forward, backward, output, kept, ..*layer }
+    };
+    let settings = phalanx::session::Settings::new(&loaded.config)?;
+    let limit = settings.memory_limit.and_then(|limit| limit.asked());
+    let demand = TwoBwDemand {
+        layers: found.layers.iter().map(one).collect(),
+        devices: machines.iter().sum(),
+        bandwidth: asked.bandwidths()?[usize::from(machines.len() > 1)],
+        memory: limit.map_or(f64::MAX, |bytes| bytes as f64),
+        state: found.state,
+        batch: loaded.config.train.batch_size.get(),
+    };
+    let choices = two_bw(&demand)?;
+    Ok(choices.iter().take(SHOWN).map(|choice| Shown::of_choice(choice, demand.batch)).collect())
+}
+
+/// The measured layers.
+fn layers(found: &ModelProfile) -> String {
+    let mut text = format!("measured here, for micro-batches of {}:\n", found.samples);
+    for (name, layer) in found.names.iter().zip(&found.layers) {
+        let [f, b] = [layer.forward, layer.backward].map(|seconds| 1e6 * seconds);
+        let [weights, kept] = [layer.weights, layer.kept].map(|count| bytes(count as u64));
+        let _ = writeln!(
+            text,
+            "  {name:<12} F {f:>9.1} µs  B {b:>9.1} µs  weights {weights:>9}  keeps {kept:>9}"
+        );
+    }
+    text
+}
+
+/// A plan as it is printed.
+#[derive(Serialize)]
+struct Shown {
+    /// Devices of each stage, such as `2-1-1`.
+    shape: String,
+    stages: Vec<Stage>,
+    /// Between two micro-batches, or of a step for DAPPLE.
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples_per_s: Option<f64>,
+    /// Settings with which it runs, if there are some.
+    settings: Vec<String>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Stage {
+    first: String,
+    last: String,
+    devices: usize,
+}
+
+impl Shown {
+    fn of(plan: &PipelinePlan, found: &ModelProfile, schedule: &str) -> Self {
+        let stage = |stage: &phalanx::pipeline::plan::PlannedStage| Stage {
+            first: found.names[stage.layers.start].clone(),
+            last: found.names[stage.layers.end - 1].clone(),
+            devices: stage.devices,
+        };
+        let devices = plan.stages[0].devices;
+        let alike = plan.stages.iter().all(|stage| stage.devices == devices);
+        let mut settings = vec![format!("parallel.dp={devices}")];
+        match plan.stages.len() {
+            1 => {}
+            p => settings.extend([
+                format!("parallel.pp={p}"),
+                format!("parallel.schedule={schedule}"),
+                "parallel.split=measured".to_owned(),
+            ]),
+        }
+        let uneven = "stages have different numbers of devices, for which there are no keys; the library takes \
+                      a mesh for each stage group (`Pipeline::meshes`)";
+        Shown {
+            shape: plan.shape(),
+            stages: plan.stages.iter().map(stage).collect(),
+            seconds: plan.seconds,
+            samples_per_s: None,
+            settings: if alike { settings } else { Vec::new() },
+            refused: (!alike).then(|| uneven.to_owned()),
+        }
+    }
+
+    fn of_choice(choice: &TwoBwChoice, batch: usize) -> Self {
+        let TwoBwChoice { width, depth, microbatch, recompute, seconds, rate } = *choice;
+        let mut settings = vec![
+            format!("parallel.dp={width}"),
+            format!("train.microbatches={}", batch / (width * microbatch)),
+        ];
+        if depth > 1 {
+            settings.extend([
+                format!("parallel.pp={depth}"),
+                "parallel.schedule=pipedream-2bw".to_owned(),
+                "parallel.split=measured".to_owned(),
+            ]);
+        }
+        settings.extend(recompute.then(|| "train.recompute=stage".to_owned()));
+        let shape = vec![width.to_string(); depth].join("-");
+        let (stages, samples_per_s) = (Vec::new(), Some(rate));
+        Shown { shape, stages, seconds, samples_per_s, settings, refused: None }
+    }
+
+    /// The same without settings that would be refused.
+    fn checked(self, sources: &Sources) -> Self {
+        if self.settings.is_empty() {
+            return self;
+        }
+        let all = self.settings.iter().fold(sources.clone(), |sources, set| sources.set(set));
+        match network::load(&all) {
+            Ok(_) => self,
+            Err(error) => Shown { settings: Vec::new(), refused: Some(error.to_string()), ..self },
+        }
+    }
+
+    fn text(&self, planner: PlannerName) -> String {
+        let what = match planner {
+            PlannerName::PipeDream => "between two micro-batches",
+            PlannerName::Dapple => "for a step",
+            PlannerName::TwoBw => "between two micro-batches of a pipeline",
+        };
+        let mut text = format!("{planner}: {}, {:.1} µs {what}", self.shape, 1e6 * self.seconds);
+        if let Some(rate) = self.samples_per_s {
+            let _ = write!(text, ", {rate:.0} samples/s");
+        }
+        for (number, Stage { first, last, devices }) in self.stages.iter().enumerate() {
+            let devices = counted(*devices, "device");
+            let _ = write!(text, "\n  stage {number}: {first} to {last} on {devices}");
+        }
+        let sets: Vec<String> = self.settings.iter().map(|set| format!("--set {set}")).collect();
+        let _ = match &self.refused {
+            None => writeln!(text, "\n  {}", sets.join(" ")),
+            Some(why) => writeln!(text, "\n  no settings: {}", why.trim().replace('\n', "\n  ")),
+        };
+        text
+    }
+}

@@ -1,0 +1,89 @@
+//! `phalanx schedule --plan`: stages that cover a measured model, and settings that run.
+
+use serde_json::Value;
+
+use crate::command::phalanx;
+
+const SMALL: [&str; 10] = [
+    "model.layers=4",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=24",
+    "model.vocab=32",
+    "train.seq_len=8",
+    "train.batch_size=16",
+    "train.microbatches=4",
+    "run.threads=1",
+];
+
+/// The model's instances, one after the other.
+const NAMES: [&str; 6] = ["embed", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"];
+
+fn planned(planner: &str, devices: &str, more: &[&str]) -> Vec<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    let sets: Vec<&str> = SMALL.iter().chain(more).flat_map(|set| ["--set", set]).collect();
+    let asked = ["schedule", "--plan", planner, "--devices", devices, "--preset", "tiny", "--json"];
+    phalanx(dir.path(), &[&asked, &sets]).ok().json()
+}
+
+/// Settings of a plan do what one rank does.
+fn runs(plan: &Value) {
+    let dir = tempfile::tempdir().unwrap();
+    let own = plan["settings"].as_array().unwrap().iter().map(|set| set.as_str().unwrap());
+    let sets = SMALL.into_iter().chain(["optim.clip=none"]).chain(own);
+    let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
+    phalanx(dir.path(), &[&["verify", "--preset", "tiny", "--steps", "2"], &sets]).ok();
+}
+
+#[test]
+fn plans_cover_the_model_and_run() {
+    for (planner, devices, most) in
+        [("pipedream", "2", 2), ("dapple", "2", 2), ("dapple", "2,2", 4)]
+    {
+        let plans = planned(planner, devices, &["optim.clip=none"]);
+        assert_eq!(plans.len(), 1, "{plans:?}");
+        let stages = plans[0]["stages"].as_array().unwrap();
+        let name = |stage: &Value, end: &str| {
+            let name = stage[end].as_str().unwrap().to_owned();
+            NAMES.iter().position(|known| *known == name).unwrap_or_else(|| panic!("{name}"))
+        };
+        let mut next = 0;
+        for stage in stages {
+            assert_eq!(name(stage, "first"), next, "{plans:?}");
+            next = name(stage, "last") + 1;
+        }
+        assert_eq!(next, NAMES.len(), "{plans:?}");
+        let used: u64 = stages.iter().map(|stage| stage["devices"].as_u64().unwrap()).sum();
+        assert!(used <= most && plans[0]["seconds"].as_f64().unwrap() > 0.0, "{plans:?}");
+        // Either settings that run, or the reason why there are none.
+        match plans[0]["refused"].as_str() {
+            Some(why) => assert!(why.contains("different numbers of devices"), "{why}"),
+            None => runs(&plans[0]),
+        }
+    }
+}
+
+/// The fastest first.
+#[test]
+fn two_versions_are_planned_within_a_memory() {
+    let plans = planned("2bw", "4", &["run.memory_limit=1GiB"]);
+    let rates: Vec<f64> = plans.iter().map(|p| p["samples_per_s"].as_f64().unwrap()).collect();
+    assert!(!rates.is_empty() && rates.is_sorted_by(|a, b| a >= b), "{plans:?}");
+    runs(plans.iter().find(|plan| plan["refused"].is_null()).unwrap());
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |more: &[&str], words: &[&str]| {
+        phalanx(dir.path(), &[&["schedule", "--preset", "tiny", "--plan"], more]).refused(words);
+    };
+    refused(&["pipedream"], &["devices of each machine", "--devices 4"]);
+    refused(&["dapple", "--devices", "2,0"], &["devices of each machine"]);
+    refused(&["pipedream", "--devices", "2,3"], &["machines of [2, 3]", "--plan dapple"]);
+    refused(&["dapple", "--devices", "2", "--bandwidth", "1,2,3"], &["3 numbers"]);
+    refused(&["dapple", "--devices", "2", "--bandwidth", "-1"], &["-1 bytes per second"]);
+    let small = ["2bw", "--devices", "4", "--set", "run.memory_limit=10KiB"];
+    refused(&small, &["no width and depth fit 10240 bytes", "more devices or memory"]);
+}
