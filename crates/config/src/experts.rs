@@ -15,7 +15,7 @@ choice! {
         /// The likeliest one, times its probability (Switch).
         Switch = "switch",
         /// Two, the second at random by its weight (GShard).
-        GShard = "gshard" later,
+        GShard = "gshard",
         /// The likeliest ones, with gates that add up to one (Mixtral).
         TopK = "top-k",
         /// The likeliest ones after noise is added.
@@ -53,7 +53,7 @@ choice! {
 
 /// Keys that say something about experts, and nothing where there are none; but for those that follow from
 /// other keys, which a run's folder holds even where they say nothing.
-const OF_EXPERTS: [&str; 9] = [
+const OF_EXPERTS: [&str; 10] = [
     "model.router",
     "model.top_k",
     "model.capacity",
@@ -63,6 +63,7 @@ const OF_EXPERTS: [&str; 9] = [
     "model.aux_loss",
     "model.aux_scope",
     "model.z_loss",
+    "model.jitter",
 ];
 
 impl ModelConfig {
@@ -102,16 +103,27 @@ impl ModelConfig {
     fn check_router(&self, values: &mut Values) {
         let (router, k) = (self.router, self.top_k.get());
         let name = router.name();
-        let built = matches!(router, RouterKind::Switch | RouterKind::TopK);
+        let built = router != RouterKind::Noisy;
         values.rule(&["model.router"], router != RouterKind::ExpertChoice, || {
             Problem::new(format!("model.router = \"{name}\" does not work in a causal model"))
                 .because("an expert that picks among all tokens of a sequence looks ahead")
                 .fix("model.router = \"top-k\" or \"switch\"")
         });
-        let known = built || router == RouterKind::ExpertChoice;
-        values.rule(&["model.router"], known, || {
+        values.rule(&["model.router"], built, || {
             Problem::new(format!("model.router = \"{name}\" is not built yet"))
-                .nearest("model.router = \"top-k\" or \"switch\"")
+                .nearest("model.router = \"top-k\", \"switch\" or \"gshard\"")
+        });
+        let two = k == 2 || router != RouterKind::GShard;
+        values.rule(&["model.top_k", "model.router"], two, || {
+            Problem::new(format!("model.top_k = {k} does not work with model.router = gshard"))
+                .because("gshard sends each token to one expert and, at random, to a second")
+                .fix("model.top_k = 2, or model.router = \"top-k\"")
+        });
+        let jitter = self.jitter.get();
+        values.rule(&["model.jitter"], jitter < 1.0, || {
+            Problem::new(format!("model.jitter = {jitter} is not below 1"))
+                .because("numbers are multiplied by 1 − jitter at least, and must keep their sign")
+                .nearest("model.jitter = 0.01")
         });
         let fits = k == 1 || router != RouterKind::Switch;
         values.rule(&["model.top_k", "model.router"], fits, || {

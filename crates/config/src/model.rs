@@ -80,6 +80,8 @@ section! {
         aux_scope: AuxScopeKind = "microbatch",
         /// How much the squared log-sum-exp of the router's logits counts.
         z_loss: NonNegative = "0.0"; aka "moe_z_loss_coeff" "router_z_loss_coef",
+        /// In training, how far numbers that the router sees are drawn away from what they are, as a share.
+        jitter: NonNegative = "0.0"; aka "router_jitter_noise" "moe_input_jitter_eps" "jitter_eps",
         /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It
         /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",

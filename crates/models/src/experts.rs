@@ -9,11 +9,12 @@
 //! Costs: products of `experts · capacity` rows for each group, which is `top_k · capacity factor` per
 //! token; without dropping, a place for every token at every expert.
 
-use phalanx_ir::ops::Matmul;
+use phalanx_ir::ops::{CompareKind, Matmul};
 use phalanx_ir::{Builder, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
 use crate::check::Check;
+use crate::uniform::uniform;
 
 /// The experts of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,6 +41,9 @@ pub struct Experts {
     pub aux_scope: AuxScope,
     /// How much the squared log-sum-exp of the router's logits counts.
     pub z_loss: f64,
+    /// In training, the router sees each number times one that is drawn from 1 − jitter to 1 + jitter
+    /// (Switch).
+    pub jitter: f64,
 }
 
 /// How a token chooses its experts.
@@ -52,6 +56,9 @@ pub enum Router {
         /// How many each token takes.
         k: usize,
     },
+    /// The two likeliest, with gates that add up to one. In training the second one is taken with twice
+    /// its gate as probability, so a token rarely takes an expert that hardly counts.
+    GShard,
 }
 
 impl Router {
@@ -60,6 +67,7 @@ impl Router {
         match self {
             Router::Switch => 1,
             Router::TopK { k } => k,
+            Router::GShard => 2,
         }
     }
 }
@@ -99,20 +107,28 @@ impl Experts {
         let places = self.places(seq, purpose);
         let Places { groups, tokens, capacity } = places;
         let x = x.reshape([batch, groups, tokens, width]);
-        let logits = self.logits(b, x);
+        let logits = self.logits(b, x, purpose);
         let chances = logits.softmax();
-        let (gates, index) = chances.top_k(self.router.choices());
+        let k = self.router.choices();
+        let (gates, index) = chances.top_k(k);
         let gates = match self.router {
             Router::Switch => gates,
-            Router::TopK { k } => {
+            Router::TopK { .. } | Router::GShard => {
                 let total = gates.sum(&[3]).broadcast([batch, groups, tokens, k], &[3]);
                 gates / total
             }
         };
-        let slot = index.assign(count, capacity, None);
+        let stands = self.stands(b, gates, purpose);
+        let slot = index.assign(count, capacity, stands);
         if purpose == Purpose::Train {
-            let chosen = index.histogram(count, 1, chances.dtype());
-            self.balance(b, chances, chosen, places);
+            let chosen = match stands {
+                None => index.histogram(count, 1, chances.dtype()),
+                // With a place for every token, only choices that don't stand have none.
+                Some(_) => {
+                    index.assign(count, tokens, stands).histogram(count, tokens, chances.dtype())
+                }
+            };
+            self.balance(b, chances, index, places);
             self.restrain(b, logits, seq);
             b.probe(port::CHOSEN, chosen);
             if self.capacity.is_some() {
@@ -132,8 +148,32 @@ impl Experts {
         (self.shared > 0).then_some(self.shared * self.ffn)
     }
 
+    /// Which choices stand, if some may not: one with twice its gate as probability. The first of two has
+    /// at least half, so it always does.
+    fn stands<'b>(
+        &self,
+        b: &'b Builder,
+        gates: Tensor<'b>,
+        purpose: Purpose,
+    ) -> Option<Tensor<'b>> {
+        if self.router != Router::GShard || purpose != Purpose::Train {
+            return None;
+        }
+        let shape = gates.shape();
+        let drawn = uniform(b, gates.dtype(), [shape[0], shape[1], shape[2], shape[3]], 16);
+        Some(gates.scale(2.0).compare(CompareKind::Gt, drawn))
+    }
+
     /// The router's product, of which nothing is rounded to 16 bits.
-    fn logits<'b>(&self, b: &'b Builder, x: Tensor<'b>) -> Tensor<'b> {
+    fn logits<'b>(&self, b: &'b Builder, x: Tensor<'b>, purpose: Purpose) -> Tensor<'b> {
+        let x = match self.jitter > 0.0 && purpose == Purpose::Train {
+            false => x,
+            true => {
+                let shape = x.shape();
+                let drawn = uniform(b, x.dtype(), [shape[0], shape[1], shape[2], shape[3]], 8);
+                x * drawn.scale(2.0 * self.jitter).shift(1.0 - self.jitter)
+            }
+        };
         let router = b.param("experts.router", [x.shape()[3], self.count]);
         let spec = "bntd,de->bnte".parse().expect("a product of two tensors");
         b.apply(Matmul { spec, out: x.dtype().accumulator(), add: false }, &[x, router])
@@ -142,13 +182,17 @@ impl Experts {
     /// Adds the balancing loss, experts · Σ f·p: f is an expert's share of the choices and p its mean
     /// probability. It is 1 where both are even. Counts have no gradient, probabilities do.
     ///
-    /// Switch counts the one choice of a token; of several, all count.
-    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, chosen: Tensor<'b>, places: Places) {
+    /// Switch counts the one choice of a token, GShard the first; otherwise all count.
+    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, index: Tensor<'b>, places: Places) {
         if self.aux_loss == 0.0 {
             return;
         }
-        let (batch, choices) = (chances.shape()[0], self.router.choices());
-        let (load, chance) = (chosen, chances.sum(&[2]));
+        let (index, choices) = match self.router {
+            Router::GShard => (chances.top_k(1).1, 1),
+            Router::Switch | Router::TopK { .. } => (index, self.router.choices()),
+        };
+        let (batch, chance) = (chances.shape()[0], chances.sum(&[2]));
+        let load = index.histogram(self.count, 1, chances.dtype());
         // A loss for each group of a sample, or one for all: of how many tokens, and how much of the
         // mean over samples it is.
         let (load, chance, tokens, weight) = match self.aux_scope {
@@ -219,6 +263,9 @@ impl Experts {
         if let Some(factor) = self.capacity {
             check.positive("capacity", factor)?;
         }
+        check.that((0.0..1.0).contains(&self.jitter), || {
+            format!("jitter = {}: it must be at least 0 and below 1", self.jitter)
+        })?;
         for (name, value) in [("aux_loss", self.aux_loss), ("z_loss", self.z_loss)] {
             check.that(value.is_finite() && value >= 0.0, || {
                 format!("{name} = {value}: it must be a finite number of at least 0")
@@ -229,5 +276,67 @@ impl Experts {
         check.tensor(&[experts, ("width", width), ffn])?;
         check.tensor(&[experts, places, ("width", width)])?;
         check.tensor(&[experts, places, ffn])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_ir::DType;
+    use phalanx_reference::{RefTensor, run};
+
+    use super::*;
+
+    /// A second expert is taken with twice its gate as probability, and the first always: counted over
+    /// 4096 tokens beside the formula of the paper.
+    #[test]
+    fn gshards_second_choice_is_random() {
+        const TOKENS: usize = 4096;
+        let experts = Experts {
+            count: 2,
+            router: Router::GShard,
+            capacity: None,
+            group: None,
+            ffn: 1,
+            every: 1,
+            shared: 0,
+            residual: false,
+            aux_loss: 0.0,
+            aux_scope: AuxScope::Group,
+            z_loss: 0.0,
+            jitter: 0.0,
+        };
+        let chosen = |purpose| -> Vec<f64> {
+            let b = Builder::new("gshard", DType::F64);
+            let x = b.data("x", DType::F64, [1, TOKENS, 1]);
+            let shape = BatchShape { batch: 1, seq: TOKENS };
+            b.probe("y", experts.apply(&b, x, shape, purpose));
+            let program = b.finish().unwrap();
+            let ones = |shape: &[usize]| RefTensor::from_f64(shape, &[1.0; 2]).unwrap();
+            let spread: Vec<f64> = (0..TOKENS).map(|i| i as f64 / 1024.0 - 2.0).collect();
+            let router = RefTensor::from_f64(&[1, 2], &[1.0, 0.0]).unwrap();
+            let given = [
+                ("x", RefTensor::from_f64(&[1, TOKENS, 1], &spread).unwrap()),
+                ("key", RefTensor::from_i32(&[5], &[1, 2, 3, 4, 5]).unwrap()),
+                ("experts.router", router),
+                ("experts.gate", ones(&[2, 1, 1])),
+                ("experts.up", ones(&[2, 1, 1])),
+                ("experts.down", ones(&[2, 1, 1])),
+            ];
+            let inputs: Vec<_> = given
+                .into_iter()
+                .filter(|(name, _)| program.inputs().iter().any(|port| port.name == *name))
+                .collect();
+            let found = run(&program, &inputs).unwrap();
+            let counts = found.into_iter().find(|(name, _)| name == port::CHOSEN);
+            counts.map_or(vec![], |(_, counts)| counts.values())
+        };
+        // The logits of a token are (x, 0); the smaller of two gates is 1 / (1 + e^|x|).
+        let second = |i: usize| 2.0 / (1.0 + (i as f64 / 1024.0 - 2.0).abs().exp());
+        let expected: f64 = (0..TOKENS).map(second).sum();
+        let taken = chosen(Purpose::Train).iter().sum::<f64>() - TOKENS as f64;
+        // Four standard deviations of so many coins.
+        assert!((taken - expected).abs() < 4.0 * 32.0, "{taken} of {expected}");
+        // Nothing is random, nor counted, where a model is not trained.
+        assert!(chosen(Purpose::Evaluate).is_empty());
     }
 }

@@ -15,6 +15,7 @@ mod init;
 mod language;
 mod llama;
 mod mlp;
+mod uniform;
 
 pub use architecture::{Architecture, BatchShape, Purpose, port};
 pub use chain::Chain;

@@ -23,6 +23,7 @@ pub(crate) fn small_mixture() -> Llama {
         aux_loss: 0.1,
         aux_scope: AuxScope::Group,
         z_loss: 0.1,
+        jitter: 0.0,
     };
     Llama { experts: Some(experts), ..small_llama() }
 }

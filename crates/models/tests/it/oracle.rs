@@ -162,6 +162,7 @@ impl<'a> Case<'a> {
                     aux_loss: self.record["aux_loss"].as_f64().unwrap(),
                     aux_scope: AuxScope::MicroBatch,
                     z_loss: 0.0,
+                    jitter: 0.0,
                 };
                 Box::new(Llama { experts: Some(experts), ..Llama::new(spec.base.clone()) })
             }

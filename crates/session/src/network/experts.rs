@@ -26,6 +26,7 @@ pub(super) fn of(config: &ModelConfig, spec: &MixtralSpec) -> Experts {
     Experts {
         count: spec.experts,
         router: match spec.normalised {
+            true if config.router == RouterKind::GShard => Router::GShard,
             true => Router::TopK { k: spec.top_k },
             false => Router::Switch,
         },
@@ -41,6 +42,7 @@ pub(super) fn of(config: &ModelConfig, spec: &MixtralSpec) -> Experts {
             AuxScopeKind::MicroBatch => AuxScope::MicroBatch,
         },
         z_loss: config.z_loss.get(),
+        jitter: config.jitter.get(),
     }
 }
 

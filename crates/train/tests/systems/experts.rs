@@ -75,6 +75,9 @@ fn experts_on_their_own_ranks_agree_with_one() {
             all,
         ],
         &["parallel.dp=2", "parallel.ep=2", "optim.kind=lamb", "model.shared_experts=1", all],
+        &["parallel.dp=2", "parallel.ep=2", "model.router=gshard", "model.jitter=0.1", all],
+        &["parallel.tp=2", "parallel.sp=true", "model.router=gshard", "train.microbatches=2"],
+        &["parallel.cp=2", "parallel.zero=1", "model.router=switch", "model.jitter=0.1"],
     ] {
         agrees(&format!("{sets:?}"), &mixture(sets), None);
     }
@@ -162,6 +165,9 @@ fn what_cannot_work_is_refused_with_what_would() {
         (&["model.experts=4", "model.router=expert-choice"], "looks ahead"),
         (&["model.experts=4", "model.router=switch", "model.top_k=2"], "model.top_k = 1"),
         (&["model.experts=4", "model.moe_every=3"], "model.moe_every = 2"),
+        (&["model.experts=4", "model.router=gshard", "model.top_k=1"], "model.top_k = 2"),
+        (&["model.experts=4", "model.router=noisy"], "model.router = \"top-k\""),
+        (&["model.experts=4", "model.jitter=1"], "model.jitter = 0.01"),
         (&["model.capacity=2"], "model.experts = 8"),
         (&["parallel.dp=2", "parallel.ep=2"], "model.experts = 8"),
         (&["model.experts=4", "parallel.ep=2"], "parallel.dp = 2"),
