@@ -3,12 +3,11 @@
 //! Compiling needs no GPU. What was compiled is kept under a hash of everything that it depends on:
 //! source, options, compiler. A file that is damaged is compiled again.
 
-mod cache;
-
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{null, null_mut};
 
+use crate::cache;
 use crate::error::CudaError;
 use crate::kernels::{KernelSpec, Source};
 use crate::libraries::{Handle, Nvrtc};
@@ -31,13 +30,27 @@ pub(crate) fn compile(specs: &[&KernelSpec], architecture: &str) -> Result<Cubin
     // SAFETY: the out-pointers are valid.
     check("nvrtcVersion", unsafe { (nvrtc.nvrtcVersion)(&mut major, &mut minor) })?;
     let compiler = format!("nvrtc {major}.{minor}");
-    let key = cache::key(&[&compiler, &options.join(" "), &entries.join("\n"), &source]);
-    if let Some(kept) = cache::find(&key, entries.len()) {
+    let key = cache::key("cubin", &[&compiler, &options.join(" "), &entries.join("\n"), &source]);
+    let kept = cache::find(&key).and_then(|bytes| Cubin::unpacked(&bytes));
+    if let Some(kept) = kept.filter(|cubin| cubin.names.len() == entries.len()) {
         return Ok(kept);
     }
     let made = Unit::new(nvrtc, &source)?.compile(&entries, &options)?;
-    cache::keep(&key, &made);
+    cache::keep(&key, &made.packed());
     Ok(made)
+}
+
+impl Cubin {
+    /// The names, one in a line, then an empty line and the code.
+    fn packed(&self) -> Vec<u8> {
+        [self.names.join("\n").as_bytes(), b"\n\n", &self.bytes].concat()
+    }
+
+    fn unpacked(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.windows(2).position(|two| two == b"\n\n")?;
+        let names = std::str::from_utf8(&bytes[..end]).ok()?.lines().map(str::to_owned).collect();
+        Some(Self { names, bytes: bytes[end + 2..].to_vec() })
+    }
 }
 
 /// The same without the cache, to see whether kernels compile.
@@ -153,5 +166,18 @@ fn check(function: &'static str, status: i32) -> Result<(), CudaError> {
     match status {
         0 => Ok(()),
         _ => Err(CudaError::Call { function, why: format!("status {status}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_unpacked_as_it_was_packed() {
+        let names = vec!["a".to_owned(), "b".to_owned()];
+        let cubin = Cubin { names, bytes: vec![b'\n', b'\n', 3] };
+        assert_eq!(Cubin::unpacked(&cubin.packed()), Some(cubin));
+        assert_eq!(Cubin::unpacked(b"a\nb"), None);
     }
 }

@@ -140,9 +140,10 @@ impl CudaEngine {
                 ),
             });
         }
-        let engine = Self::new()?;
-        let Linked { comm, messages_through_host } =
+        let mut engine = Self::new()?;
+        let Linked { comm, messages_through_host, one_host } =
             ranks::linked(comm, &engine.device, &engine.stream, link)?;
+        engine.library.measures = one_host;
         let endpoint = Some(CountedEndpoint::new(comm));
         Ok(Self { endpoint, messages_through_host, rank, world, ..engine })
     }

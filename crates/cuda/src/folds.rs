@@ -149,7 +149,7 @@ fn column_sum(program: &Program, graph: &Graph<'_>, instr: &Instr) -> Option<(Va
         && matches!(made.op, Op::UnaryGrad(_))
         && is_narrow(ty.dtype)
         && width % 8 == 0
-        && mesh.ranks() == 1
+        && ty.padded() == &ty.shape[..]
         && gradient
         && !again
         && graph.readers(sum).is_empty();

@@ -57,10 +57,8 @@ impl Source {
         let mut all = match self {
             Common => vec![],
             Source::Dropout | Source::Draw => vec![Common, Random],
-            Source::Rows | Source::Update | Source::Loss | Source::Reduce => {
-                vec![Common, Elementwise]
-            }
-            Source::Norms => vec![Common, Elementwise, Source::Rows],
+            Source::Rows | Source::Update | Source::Reduce => vec![Common, Elementwise],
+            Source::Norms | Source::Loss => vec![Common, Elementwise, Source::Rows],
             Source::Attention => vec![Common, Elementwise, Random],
             _ => vec![Common],
         };

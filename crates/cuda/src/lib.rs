@@ -6,6 +6,7 @@
 //! groups of elementwise ops that are generated from the program. They are compiled when a program
 //! is, and kept on disk.
 
+mod cache;
 mod compiler;
 mod device;
 mod engine;

@@ -1,7 +1,9 @@
 //! Matrix products: by the library where its matrices can describe the operands, otherwise by a kernel
 //! of our own.
 
+mod choice;
 mod plan;
+mod shape;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +16,9 @@ use crate::error::CudaError;
 use crate::kernels::{KernelSpec, Source};
 use crate::tasks::{Arg, KernelTask, Operation, Place, Run};
 
-pub(crate) use plan::{Extra, ProductLibrary, ProductPlan, ProductShape, WORKSPACE};
+pub(crate) use choice::Bench;
+pub(crate) use plan::{Extra, ProductLibrary, ProductPlan, WORKSPACE};
+pub(crate) use shape::ProductShape;
 
 /// When a product is added to what its result holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +150,7 @@ impl Product {
             .filter(|(i, _)| Some(*i) != batch)
             .map(|(_, axis)| *axis)
             .collect();
+        let bench = Bench { stream: run.stream, workspace: run.workspace };
         for outer in offsets(&around) {
             for (term, inner) in offsets(&self.loops.sums).enumerate() {
                 let at: [usize; 3] = std::array::from_fn(|t| outer[t] + inner[t]);
@@ -159,7 +164,7 @@ impl Product {
                 let (a, b) = (run.address(a.add(at[0] * size)), run.address(b.add(at[1] * size)));
                 // SAFETY: the plan was made for matrices of these strides, which lie in operands
                 // that the caller gives.
-                unsafe { plan.run(library, run, [a, b], old, out, extra)? };
+                unsafe { plan.run(library, &bench, [a, b], old, out, extra)? };
             }
         }
         match within {

@@ -69,6 +69,8 @@ pub(crate) struct Linked {
     pub(crate) comm: Box<dyn Communicator>,
     /// Whether messages move the host's memory, even if collectives do not.
     pub(crate) messages_through_host: bool,
+    /// Whether all ranks are on this host.
+    pub(crate) one_host: bool,
 }
 
 /// The endpoint as the engine of a rank uses it.
@@ -82,24 +84,26 @@ pub(crate) fn linked(
         program: "finding the other ranks' GPUs".to_owned(),
         why,
     });
-    let plain = |comm| Linked { comm, messages_through_host: false };
+    let plain = |comm, one_host| Linked { comm, messages_through_host: false, one_host };
     if wish == GpuLink::Host || comm.world() == 1 {
-        return Ok(plain(comm));
+        let alone = comm.world() == 1;
+        return Ok(plain(comm, alone));
     }
     let all = gathered(&mut *comm, Whereabouts::of(device)).map_err(|e| failed(e.to_string()))?;
+    let one_host = all.iter().all(|at| at.host == all[0].host);
     match chosen(&all, wish).map_err(|why| failed(why.to_owned()))? {
         GpuLink::Nccl => {
             let made = NcclEndpoint::new(comm, device, stream);
             let comm: Box<dyn Communicator> = Box::new(made.map_err(|e| failed(e.to_string()))?);
-            return Ok(Linked { comm, messages_through_host: true });
+            return Ok(Linked { comm, messages_through_host: true, one_host });
         }
         GpuLink::Device => {}
-        GpuLink::Auto | GpuLink::Host => return Ok(plain(comm)),
+        GpuLink::Auto | GpuLink::Host => return Ok(plain(comm, one_host)),
     }
     let processes = all.iter().any(|at| at.process != all[0].process);
     let mover = CudaMover::new(rank, processes, device, stream);
     match (comm.attach(Box::new(mover)), wish) {
-        (Ok(()), _) | (Err(_), GpuLink::Auto) => Ok(plain(comm)),
+        (Ok(()), _) | (Err(_), GpuLink::Auto) => Ok(plain(comm, one_host)),
         (Err(_), _) => Err(failed(
             "the transport between these ranks cannot move a GPU's memory; phalanx launch starts \
              ranks whose transport can"

@@ -64,7 +64,7 @@ pub(crate) fn norm_parts(rows: usize, width: usize, dtype: DType) -> usize {
     const PROCESSORS: usize = 132;
     match lane_packs(width, dtype) {
         Some(packs) if is_narrow(packs) => rows.div_ceil(NORM_WARPS).clamp(1, 4 * PROCESSORS),
-        Some(packs) => rows.clamp(1, PROCESSORS * (24 / packs).max(1)),
+        Some(packs) => rows.clamp(1, PROCESSORS * (32 / packs).max(1)),
         None => rows.clamp(1, PROCESSORS * (8192 / width.max(1)).clamp(1, 6)),
     }
 }

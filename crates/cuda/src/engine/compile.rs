@@ -12,7 +12,7 @@ use crate::device::{DeviceMemory, Function};
 use crate::folds::Folds;
 use crate::fused_attention::{AttentionPlan, FusedShape};
 use crate::kernels::KernelSpec;
-use crate::products::{ProductPlan, ProductShape};
+use crate::products::{Bench, ProductPlan, ProductShape};
 use crate::tasks::{self, Arg, Operation, Resources, Task, Transfer, Var};
 
 /// A compiled program, or something else that can be called.
@@ -148,7 +148,9 @@ impl Resources for CudaEngine {
         if let Some(known) = self.plans.get(shape) {
             return Ok(known.clone());
         }
-        let plan = self.library.plan(shape)?.map(Arc::new);
+        let (memory, stream) = (&self.workspace, &self.stream);
+        let bench = Bench { stream, workspace: (memory.address(), memory.bytes()) };
+        let plan = self.library.plan(shape, &bench)?.map(Arc::new);
         self.plans.insert(*shape, plan.clone());
         Ok(plan)
     }

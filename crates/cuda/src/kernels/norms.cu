@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_norm_grad(T* dx, A* y, const Wide<T>& p, c
 // and bias over the rows of its block, which are a part. A row has P times 32 threads; as many blocks run on
 // a processor as the host launches for it.
 template <class T, int KIND, int P>
-__global__ void __launch_bounds__(32 * P, P <= 24 ? 24 / P : 1)
+__global__ void __launch_bounds__(32 * P, P <= 32 ? 32 / P : 1)
     norm_rows_grad(Operands o, Rows rows, const T* past, i64 add, typename Of<T>::Acc* sums) {
     typedef typename Of<T>::Acc A;
     const int V = Wide<T>::N, vectors = KIND == LAYER_GRAD ? 2 : 1;

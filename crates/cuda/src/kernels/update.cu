@@ -64,36 +64,22 @@ __global__ void adamw(const A* w, const G* g, const A* m, const A* v, const A* l
                 aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V));
     i64 packs = wide ? count / V : 0;
     const A rate = A(decay.rate);
-    // Two packs in flight, as far apart as all threads together.
-    for (i64 p = (i64)thread_index(); p < packs; p += 2 * (i64)thread_count()) {
-        Pack<G, V> g4[2];
-        Pack<A, V> w4[2], m4[2], v4[2];
+    for (i64 p = (i64)thread_index(); p < packs; p += (i64)thread_count()) {
+        const i64 i = p * V;
+        const Pack<G, V> g4 = *(const Pack<G, V>*)(g + i);
+        Pack<A, V> w4 = *(const Pack<A, V>*)(w + i), m4 = *(const Pack<A, V>*)(m + i), v4 = *(const Pack<A, V>*)(v + i);
+        const u64 within = decay.within((u64)i);
+        Pack<C, V> c4;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            i64 i = (p + k * (i64)thread_count()) * V;
-            if (i >= packs * V) continue;
-            g4[k] = *(const Pack<G, V>*)(g + i);
-            w4[k] = *(const Pack<A, V>*)(w + i);
-            m4[k] = *(const Pack<A, V>*)(m + i);
-            v4[k] = *(const Pack<A, V>*)(v + i);
+        for (int e = 0; e < V; e++) {
+            A own = decay.decays_at(within + e) ? rate : A(0);
+            if (!stop) adamw_one<A>(s, own, A(load(g4.at[e])), w4.at[e], m4.at[e], v4.at[e]);
+            c4.at[e] = Store<C>::of(w4.at[e]);
         }
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            i64 i = (p + k * (i64)thread_count()) * V;
-            if (i >= packs * V) continue;
-            u64 within = decay.within((u64)i);
-            Pack<C, V> c4;
-#pragma unroll
-            for (int e = 0; e < V; e++) {
-                A own = decay.decays_at(within + e) ? rate : A(0);
-                if (!stop) adamw_one<A>(s, own, A(load(g4[k].at[e])), w4[k].at[e], m4[k].at[e], v4[k].at[e]);
-                c4.at[e] = Store<C>::of(w4[k].at[e]);
-            }
-            *(Pack<A, V>*)(w_out + i) = w4[k];
-            *(Pack<A, V>*)(m_out + i) = m4[k];
-            *(Pack<A, V>*)(v_out + i) = v4[k];
-            if (copy) *(Pack<C, V>*)(copy + i) = c4;
-        }
+        *(Pack<A, V>*)(w_out + i) = w4;
+        *(Pack<A, V>*)(m_out + i) = m4;
+        *(Pack<A, V>*)(v_out + i) = v4;
+        if (copy) *(Pack<C, V>*)(copy + i) = c4;
     }
     for (i64 i = packs * V + (i64)thread_index(); i < count; i += (i64)thread_count()) {
         A w1 = w[i], m1 = m[i], v1 = v[i];

@@ -19,6 +19,7 @@ library! {
     /// Functions of cuBLASLt.
     CublasLt: "cuBLASLt" in &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
         "the CUDA toolkit (package libcublas, or nvidia-cublas of PyPI)";
+    fn cublasLtGetProperty(i32, *mut i32);
     fn cublasLtCreate(*mut Handle);
     fn cublasLtDestroy(Handle);
     fn cublasLtMatmulDescCreate(*mut Handle, i32, i32);

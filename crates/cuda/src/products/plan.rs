@@ -1,49 +1,23 @@
-//! Products of the library: described once, with the algorithm that it proposes first.
-//!
-//! The library thinks in columns. A row-major matrix is the transpose of a column-major one in the
-//! same memory, so a row-major result is asked for as its transpose, with the operands exchanged.
+//! Products of the library: described once, with one of the algorithms that it proposes.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use phalanx_ir::{DType, ProductLoops, StridedLoop};
+use phalanx_ir::DType;
 
+use super::choice::Bench;
+use super::shape::{Epilogue, ProductShape};
 use crate::error::CudaError;
 use crate::libraries::{Address, CublasLt, Handle, Heuristic};
-use crate::tasks::Run;
 
 /// Bytes of the library's workspace, for each rank.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
-/// A product in the library's terms: `D[m×n] = op(A)·op(B) + beta·C`, columns first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct ProductShape {
-    /// Whether the library's A is the program's second operand.
-    swapped: bool,
-    sides: [usize; 3],
-    /// Whether A and B are transposed.
-    transposed: [bool; 2],
-    /// Leading dimensions of A, B and D.
-    leading: [usize; 3],
-    /// How many products, and the elements from one to the next in A, B and D.
-    batch: (usize, [usize; 3]),
-    of: DType,
-    out: DType,
-    /// Bytes of which all addresses of A, B and D are multiples.
-    aligned: [u32; 3],
-    /// What is computed besides the product.
-    epilogue: Epilogue,
-}
+/// How many proposals the library is asked for.
+const MOST_PROPOSALS: usize = 8;
 
-/// What the library computes with a product, before it is rounded.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Epilogue {
-    Nothing,
-    /// A number for each row of D is added.
-    Bias,
-    /// The same, and the GELU of the sum is stored too.
-    BiasAndGelu,
-}
+/// An algorithm, as the library writes it down.
+pub(super) type Algorithm = [u64; 8];
 
 /// Where the operands and results of an epilogue lie.
 #[derive(Clone, Copy, Debug)]
@@ -52,86 +26,14 @@ pub(crate) struct Extra {
     pub(crate) gelu: Option<Address>,
 }
 
-impl ProductShape {
-    /// The library's terms for these loops, or nothing if it cannot describe some matrix.
-    pub(crate) fn of(
-        loops: &ProductLoops,
-        batch: Option<StridedLoop>,
-        [of, out]: [DType; 2],
-    ) -> Option<Self> {
-        let StridedLoop { size, .. } = loops.inner;
-        let nothing = size == 0 || loops.sums.iter().any(|axis| axis.size == 0);
-        if nothing || loops.rows.size == 0 || loops.cols.size == 0 {
-            return None;
-        }
-        let (rows, cols) = (loops.rows, loops.cols);
-        // Along which index results are neighbours.
-        let swapped = cols.strides[2] == 1 || (rows.strides[2] != 1 && cols.size == 1);
-        let (m, n, first, second) = match swapped {
-            true => (cols, rows, 1, 0),
-            false => (rows, cols, 0, 1),
-        };
-        let k = loops.inner;
-        let (near, result) = matrix((m.size, m.strides[2]), (n.size, n.strides[2]))?;
-        if near {
-            return None;
-        }
-        let (ta, lda) = matrix((m.size, m.strides[first]), (k.size, k.strides[first]))?;
-        let (tb, ldb) = matrix((k.size, k.strides[second]), (n.size, n.strides[second]))?;
-        let strides = |t: usize| batch.map_or(0, |axis| axis.strides[t]);
-        let steps = [strides(first), strides(second), strides(2)];
-        // Every loop around the product moves all three addresses.
-        let align = |t: usize, size: usize| {
-            let around = loops.outer.iter().chain(&loops.sums).map(|axis| axis.strides[t] * size);
-            around.fold(16, |all: usize, step| match step {
-                0 => all,
-                _ => all.min(1 << step.trailing_zeros()),
-            }) as u32
-        };
-        Some(Self {
-            swapped,
-            sides: [m.size, n.size, k.size],
-            transposed: [ta, tb],
-            leading: [lda, ldb, result],
-            batch: (batch.map_or(1, |axis| axis.size), steps),
-            of,
-            out,
-            aligned: [align(first, of.size()), align(second, of.size()), align(2, out.size())],
-            epilogue: Epilogue::Nothing,
-        })
-    }
-
-    /// The same with a bias for each column of the program's result, if these are the rows of D, and with
-    /// the GELU of the sum.
-    pub(crate) fn with_bias(self, gelu: bool) -> Option<Self> {
-        let epilogue = if gelu { Epilogue::BiasAndGelu } else { Epilogue::Bias };
-        self.swapped.then_some(Self { epilogue, ..self })
-    }
-}
-
-/// Whether a matrix, whose rows and columns have these sizes and strides, must be transposed to have its
-/// columns together, and its leading dimension.
-fn matrix(rows: (usize, usize), cols: (usize, usize)) -> Option<(bool, usize)> {
-    let together = |(size, stride): (usize, usize)| size == 1 || stride == 1;
-    // A stride that is never taken can be any.
-    let leading = |(size, stride): (usize, usize), inner: usize| {
-        if size == 1 { inner } else { stride }
-    };
-    if together(rows) && leading(cols, rows.0) >= rows.0 {
-        return Some((false, leading(cols, rows.0)));
-    }
-    if together(cols) && leading(rows, cols.0) >= cols.0 {
-        return Some((true, leading(rows, cols.0)));
-    }
-    None
-}
-
 /// The library, for one rank.
 pub(crate) struct ProductLibrary {
-    table: &'static CublasLt,
+    pub(super) table: &'static CublasLt,
     handle: Handle,
     /// Whether products of f32 round their operands to TF32.
     pub(crate) tf32: bool,
+    /// Whether proposals are measured; otherwise the first one is taken.
+    pub(crate) measures: bool,
 }
 
 // SAFETY: the handle is this value's own, and one thread at a time uses it.
@@ -169,15 +71,34 @@ impl ProductLibrary {
         let mut handle = null_mut();
         // SAFETY: the out-pointer is valid.
         check("cublasLtCreate", unsafe { (table.cublasLtCreate)(&mut handle) })?;
-        Ok(Self { table, handle, tf32: false })
+        Ok(Self { table, handle, tf32: false, measures: true })
     }
 
-    /// The library's first proposal for a product, or nothing if it has none.
-    pub(crate) fn plan(&self, shape: &ProductShape) -> Result<Option<ProductPlan>, CudaError> {
+    /// A product with the proposal that is best for it, or nothing if the library has none.
+    pub(crate) fn plan(
+        &self,
+        shape: &ProductShape,
+        bench: &Bench<'_>,
+    ) -> Result<Option<ProductPlan>, CudaError> {
         let mut plan = ProductPlan::described(self.table, shape, self.tf32)?;
-        let (mut preference, mut found) = (null_mut(), [Heuristic::default()]);
+        let proposals = self.proposals(shape, &plan)?;
+        let Some(&first) = proposals.first() else { return Ok(None) };
+        plan.algorithm = first;
+        if self.measures && shape.is_worth_measuring() && proposals.len() > 1 {
+            plan.algorithm = self.chosen(shape, &mut plan, &proposals, bench)?;
+        }
+        Ok(Some(plan))
+    }
+
+    /// What the library proposes for a product, best first as it believes.
+    fn proposals(
+        &self,
+        shape: &ProductShape,
+        plan: &ProductPlan,
+    ) -> Result<Vec<Algorithm>, CudaError> {
+        let (mut preference, mut found) = (null_mut(), [Heuristic::default(); MOST_PROPOSALS]);
         let mut count = 0;
-        // SAFETY: the out-pointers are valid, all descriptors are, and there is room for one result.
+        // SAFETY: the out-pointers are valid, all descriptors are, and there is room for the results.
         let status = unsafe {
             check(
                 "cublasLtMatmulPreferenceCreate",
@@ -202,17 +123,16 @@ impl ProductLibrary {
                 plan.matrices[2],
                 plan.matrices[2],
                 preference,
-                1,
+                MOST_PROPOSALS as i32,
                 found.as_mut_ptr(),
                 &mut count,
             );
             (self.table.cublasLtMatmulPreferenceDestroy)(preference);
             status
         };
-        let [first] = found;
-        let fits = status == 0 && count > 0 && first.state == 0 && first.workspace <= WORKSPACE;
-        plan.algorithm = first.algorithm;
-        Ok(fits.then_some(plan))
+        let count = if status == 0 { count.max(0) as usize } else { 0 };
+        let fit = |one: &&Heuristic| one.state == 0 && one.workspace <= WORKSPACE;
+        Ok(found.iter().take(count).filter(fit).map(|one| one.algorithm).collect())
     }
 }
 
@@ -230,7 +150,7 @@ pub(crate) struct ProductPlan {
     wide: bool,
     product: Handle,
     matrices: [Handle; 3],
-    algorithm: [u64; 8],
+    pub(super) algorithm: Algorithm,
 }
 
 // SAFETY: the descriptors are this value's own.
@@ -329,7 +249,7 @@ impl ProductPlan {
     pub(crate) unsafe fn run(
         &self,
         library: &ProductLibrary,
-        run: &Run<'_>,
+        bench: &Bench<'_>,
         [a, b]: [Address; 2],
         old: Option<Address>,
         mut out: Address,
@@ -353,7 +273,7 @@ impl ProductPlan {
             false => [one32.as_ptr().cast(), beta32.as_ptr().cast()],
         };
         let [first, second, result] = self.matrices;
-        let (workspace, bytes) = run.workspace;
+        let (workspace, bytes) = bench.workspace;
         // SAFETY: the caller's; scalars are read before the call returns, and the workspace is used
         // by this stream alone.
         let status = unsafe {
@@ -373,7 +293,7 @@ impl ProductPlan {
                 self.algorithm.as_ptr().cast(),
                 workspace,
                 bytes,
-                run.stream.handle(),
+                bench.stream.handle(),
             )
         };
         check("cublasLtMatmul", status)
@@ -394,41 +314,9 @@ impl Drop for ProductPlan {
     }
 }
 
-fn check(function: &'static str, status: i32) -> Result<(), CudaError> {
+pub(super) fn check(function: &'static str, status: i32) -> Result<(), CudaError> {
     match status {
         0 => Ok(()),
         _ => Err(CudaError::Call { function, why: format!("status {status}") }),
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
-mod tests {
-    use super::*;
-
-    fn shape(spec: &str, a: &[usize], b: &[usize], out: &[usize]) -> Option<ProductShape> {
-        let loops = ProductLoops::new(&spec.parse().unwrap(), [a, b, out], a);
-        let batch = loops.outer.iter().copied().max_by_key(|axis| axis.size);
-        ProductShape::of(&loops, batch, [DType::Bf16, DType::F32])
-    }
-
-    #[test]
-    fn products_of_layers_are_described_without_copies() {
-        // y = x·w: asked for as yᵀ = wᵀ·xᵀ, in which both lie as columns.
-        let forward = shape("bsd,de->bse", &[2, 3, 4], &[4, 5], &[2, 3, 5]).unwrap();
-        assert!(forward.swapped);
-        assert_eq!((forward.sides, forward.transposed), ([5, 6, 4], [false, false]));
-        assert_eq!(forward.leading, [5, 4, 5]);
-        let inputs = shape("bse,de->bsd", &[2, 3, 5], &[4, 5], &[2, 3, 4]).unwrap();
-        assert_eq!((inputs.sides, inputs.transposed), ([4, 6, 5], [true, false]));
-        let weights = shape("bsd,bse->de", &[2, 3, 4], &[2, 3, 5], &[4, 5]).unwrap();
-        assert_eq!((weights.sides, weights.transposed), ([5, 4, 6], [false, true]));
-    }
-
-    #[test]
-    fn batches_have_strides_and_odd_ones_limit_the_alignment() {
-        let scores = shape("bshd,bthd->bhst", &[2, 3, 7, 5], &[2, 4, 7, 5], &[2, 7, 3, 4]).unwrap();
-        assert_eq!(scores.batch, (7, [5, 5, 12]));
-        assert_eq!(scores.aligned, [2, 2, 16]);
     }
 }

@@ -6,7 +6,7 @@ use phalanx_ir::random::keep_threshold;
 use phalanx_ir::{DType, LocalPart, Op, Order};
 
 use super::var::{MOST_DIMS, extents, padded};
-use super::{Arg, KernelTask, Operation, Task, Tasks};
+use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks};
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
@@ -137,7 +137,9 @@ fn turned(op: &mut Operation<'_>, rotary: &Rotary) -> Result<Tasks, EngineError>
     args.push(Arg::Real(if rotary.inverse { -1.0 } else { 1.0 }));
     let name = if packs { "rotary_packs" } else { "rotary" };
     let kernel = KernelSpec::of(Source::Rotary, name, &[op.float(x.dtype)?]);
-    Ok(vec![op.over(count, kernel, args)])
+    // A thread takes one pack: more of them in turn are slower.
+    let blocks = count.div_ceil(THREADS as usize).clamp(1, 1 << 24) as u32;
+    Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], THREADS, args))])
 }
 
 /// Numbers in the accumulator of an element type.

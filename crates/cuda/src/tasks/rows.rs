@@ -10,7 +10,7 @@ use phalanx_ir::{Exchange, Op};
 use super::collective::gather;
 use super::var::extents;
 use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
-use crate::kernels::{KernelSpec, MOST_SHARED, Source};
+use crate::kernels::{KernelSpec, MOST_SHARED, Source, is_narrow as has_16_bits};
 use crate::requirements::{CudaRequirements, NORM_WARPS, is_narrow, lane_packs, norm_parts};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
@@ -53,13 +53,18 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let name = op.float(x.dtype)?;
     let operands = Arg::Pointers(operands(&inputs, &outputs));
     let (blocks, threads) = (x.rows().min(1 << 20) as u32, threads(x.width()));
+    // Logits of 16 bits whose rows are whole packs have kernels of their own.
+    let packed = has_classes && has_16_bits(x.dtype) && x.width().is_multiple_of(8);
     let mut tasks = Vec::new();
     let (mut gathered, mut counts) = (Arg::Null, Arg::Null);
     if let Some(exchange) = &exchange {
         let offset = CudaRequirements::default().exchange_offset(op.program, op.instr);
         gathered = Arg::Pointer(op.scratch_at(offset)?);
         counts = valid_counts(op, exchange)?;
-        let kernel = KernelSpec::of(Source::Rows, "measure", &[name, kind]);
+        let kernel = match packed {
+            true => KernelSpec::of(Source::Loss, "measure_entropy", &[name]),
+            false => KernelSpec::of(Source::Rows, "measure", &[name, kind]),
+        };
         let args = vec![operands.clone(), Arg::Words(words.clone()), gathered.clone()];
         tasks.push(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], threads, args)));
         tasks.push(Task::Transfer(gather(op, exchange, offset)?));
@@ -74,8 +79,16 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         return Ok(tasks);
     }
     let site = op.engine.site(&op.program.name, "target");
-    let args = vec![operands, words, gathered, counts, Arg::Fault, Arg::Int(site)];
-    let kernel = KernelSpec::of(Source::Rows, "finish", &[name, kind]);
+    let (kernel, args) = match (&op.instr.op, packed) {
+        (Op::CrossEntropyGrad(_), true) => (
+            KernelSpec::of(Source::Loss, "finish_entropy_grad", &[name]),
+            vec![operands, words, Arg::Fault, Arg::Int(site)],
+        ),
+        _ => (
+            KernelSpec::of(Source::Rows, "finish", &[name, kind]),
+            vec![operands, words, gathered, counts, Arg::Fault, Arg::Int(site)],
+        ),
+    };
     tasks.push(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], threads, args)));
     Ok(tasks)
 }

@@ -64,8 +64,8 @@ fn update(
     let numbers = [first, decay.first, decay.block].map(|n| n as i64);
     args.push(Arg::Words([&[decay.rate.to_bits() as i64][..], &numbers].concat()));
     let kernel = KernelSpec::of(Source::Update, name, &types);
-    // As many blocks as run at once: each computes the powers of the step first.
-    let blocks = (op.engine.blocks() / 2).min(w.elements().div_ceil(THREADS as usize) as u32);
+    // Half as many blocks as run at once are the fastest; each computes the powers of the step first.
+    let blocks = (op.engine.blocks() / 4).min(w.elements().div_ceil(THREADS as usize) as u32);
     Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks.max(1), 1, 1], THREADS, args))])
 }
 

@@ -1,0 +1,219 @@
+//! Which of the library's proposals a product takes: the fastest on this kind of GPU, measured once and kept on disk.
+//!
+//! The first proposal is mostly as good as any, and what a short measurement finds is lost in the step, where the GPU
+//! runs at its limit of power. So all proposals run in turns on a GPU that is kept busy, and the first one stays
+//! unless another is clearly faster.
+//!
+//! Ranks must compute the same bits, so there is one choice for all ranks of a host: the first that needs it measures,
+//! and the others wait. Ranks on several hosts, which have no cache in common, take the first proposals.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use phalanx_ir::DType;
+use phalanx_ir::random::philox;
+
+use super::plan::{Algorithm, Extra, ProductLibrary, ProductPlan, WORKSPACE, check};
+use super::shape::{Epilogue, ProductShape};
+use crate::cache;
+use crate::device::{DeviceMemory, Stream};
+use crate::error::CudaError;
+use crate::kernels::is_narrow;
+use crate::libraries::Address;
+
+/// Where a product is issued, and the library's workspace there.
+pub(crate) struct Bench<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) workspace: (Address, usize),
+}
+
+/// Rounds in which every proposal runs in its turn, and how long it runs each time.
+const ROUNDS: usize = 5;
+const TURN: Duration = Duration::from_millis(8);
+
+/// What the first proposal has to be beaten by: its time is at least so much longer.
+const CLEARLY: f64 = 1.04;
+
+/// The choices that this process has made or found.
+static CHOSEN: Mutex<Option<HashMap<String, Algorithm>>> = Mutex::new(None);
+
+impl ProductShape {
+    /// Whether its proposals can differ by more than the launch of a kernel costs: such products take 20 µs and more.
+    pub(super) fn is_worth_measuring(&self) -> bool {
+        is_narrow(self.of) && self.flops() >= 10_000_000_000
+    }
+}
+
+impl ProductLibrary {
+    /// The best of some proposals, as it was measured here or by an earlier run.
+    pub(super) fn chosen(
+        &self,
+        shape: &ProductShape,
+        plan: &mut ProductPlan,
+        proposals: &[Algorithm],
+        bench: &Bench<'_>,
+    ) -> Result<Algorithm, CudaError> {
+        let gpu = bench.stream.device().name();
+        let asked = format!("{shape:?}, {WORKSPACE} bytes, {} proposals", proposals.len());
+        let key = cache::key("product", &[gpu, &self.version()?, &asked]);
+        // Others wait: what runs beside a measurement would change it, and they may need the same choice.
+        let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = chosen.get_or_insert_default();
+        if let Some(known) = chosen.get(&key) {
+            return Ok(*known);
+        }
+        let kept = || {
+            let bytes = cache::find(&key)?;
+            let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            let algorithm: Algorithm = words.collect::<Vec<_>>().try_into().ok()?;
+            proposals.contains(&algorithm).then_some(algorithm)
+        };
+        let algorithm = match kept() {
+            Some(algorithm) => algorithm,
+            // Without a cache, other processes could not learn what this one finds.
+            None => match cache::lock("products.lock") {
+                None => proposals[0],
+                Some(_held) => match kept() {
+                    Some(algorithm) => algorithm,
+                    None => {
+                        let best = self.fastest(shape, plan, proposals, bench)?;
+                        cache::keep(&key, &proposals[best].map(u64::to_le_bytes).concat());
+                        proposals[best]
+                    }
+                },
+            },
+        };
+        chosen.insert(key, algorithm);
+        Ok(algorithm)
+    }
+
+    /// The number of the fastest proposal.
+    fn fastest(
+        &self,
+        shape: &ProductShape,
+        plan: &mut ProductPlan,
+        proposals: &[Algorithm],
+        bench: &Bench<'_>,
+    ) -> Result<usize, CudaError> {
+        let Some(data) = Data::of(shape, bench.stream)? else { return Ok(0) };
+        let mut run = |algorithm: Algorithm, times: usize| -> Result<Duration, CudaError> {
+            plan.algorithm = algorithm;
+            let begin = bench.stream.mark()?;
+            for _ in 0..times {
+                let Data { a, b, out, extra, .. } = data;
+                // SAFETY: the plan was made for this shape, and the matrices are large enough for it.
+                unsafe { plan.run(self, bench, [a, b], None, out, extra)? };
+            }
+            let end = bench.stream.mark()?;
+            bench.stream.wait()?;
+            end.since(&begin)
+        };
+        run(proposals[0], 1)?;
+        let one = run(proposals[0], 3)?.as_secs_f64() / 3.0;
+        let times = ((TURN.as_secs_f64() / one.max(1e-6)) as usize).clamp(1, 1000);
+        run(proposals[0], ROUNDS * times)?;
+        let mut found = vec![Vec::new(); proposals.len()];
+        for _ in 0..ROUNDS {
+            for (proposal, found) in proposals.iter().zip(&mut found) {
+                found.push(run(*proposal, times)?);
+            }
+        }
+        Ok(best(found))
+    }
+
+    fn version(&self) -> Result<String, CudaError> {
+        let mut numbers = [0; 3];
+        for (i, number) in numbers.iter_mut().enumerate() {
+            // SAFETY: the out-pointer is valid.
+            let status = unsafe { (self.table.cublasLtGetProperty)(i as i32, number) };
+            check("cublasLtGetProperty", status)?;
+        }
+        Ok(format!("cublasLt {numbers:?}"))
+    }
+}
+
+/// The proposal with the least median, if it clearly beats the first one.
+fn best(mut found: Vec<Vec<Duration>>) -> usize {
+    let medians = found.iter_mut().map(|times| {
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64()
+    });
+    let medians: Vec<f64> = medians.collect();
+    let least = (0..medians.len()).min_by(|&a, &b| medians[a].total_cmp(&medians[b]));
+    least.filter(|&least| medians[0] >= CLEARLY * medians[least]).unwrap_or(0)
+}
+
+/// Matrices to measure with. Their numbers are random: a GPU computes with zeros at less power.
+struct Data {
+    a: Address,
+    b: Address,
+    out: Address,
+    extra: Option<Extra>,
+    _memory: DeviceMemory,
+}
+
+impl Data {
+    /// Nothing if the GPU has no room for them.
+    fn of(shape: &ProductShape, stream: &Stream) -> Result<Option<Self>, CudaError> {
+        let [a, b, out] = shape.extents();
+        let (of, result) = (shape.of.size(), shape.out.size());
+        let bias = shape.sides[0] * DType::F32.size();
+        let sizes = [a * of, b * of, out * result, out * result, bias];
+        let sizes = sizes.map(|bytes| bytes.next_multiple_of(256));
+        let Ok(memory) = DeviceMemory::new(stream.device(), sizes.iter().sum()) else {
+            return Ok(None);
+        };
+        let mut at = memory.address();
+        let places = sizes.map(|bytes| {
+            at += bytes as Address;
+            at - bytes as Address
+        });
+        let block = random_block();
+        for done in (0..memory.bytes()).step_by(block.len()) {
+            let bytes = block.len().min(memory.bytes() - done);
+            // SAFETY: the memory is new, and the part lies within it.
+            unsafe { stream.upload(memory.address() + done as Address, &block[..bytes])? };
+        }
+        let [a, b, out, gelu, bias] = places;
+        // The operands in the program's order.
+        let (a, b) = if shape.swapped { (b, a) } else { (a, b) };
+        let extra = match shape.epilogue {
+            Epilogue::Nothing => None,
+            Epilogue::Bias => Some(Extra { bias, gelu: None }),
+            Epilogue::BiasAndGelu => Some(Extra { bias, gelu: Some(gelu) }),
+        };
+        Ok(Some(Self { a, b, out, extra, _memory: memory }))
+    }
+}
+
+/// Numbers of both signs and about the same size, in every type of 16 bits.
+fn random_block() -> Vec<u8> {
+    let numbers = (0..1u32 << 18).flat_map(|i| philox([1, 2], [i, 0, 0, 0]));
+    let of = |word: u32| [word & 0x807f | 0x3f00, word >> 16 & 0x807f | 0x3f00];
+    numbers.flat_map(of).flat_map(|bits| (bits as u16).to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_proposal_must_be_clearly_faster_than_the_first() {
+        let of = |micros: [u64; 3]| micros.map(Duration::from_micros).to_vec();
+        let first = of([100, 90, 300]);
+        assert_eq!(best(vec![first.clone(), of([90, 97, 101])]), 0);
+        assert_eq!(best(vec![first.clone(), of([95, 100, 95]), of([90, 94, 98])]), 2);
+        assert_eq!(best(vec![first]), 0);
+    }
+
+    #[test]
+    fn random_numbers_are_numbers() {
+        let block = random_block();
+        let of = |bytes: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+        let (numbers, rest) = block.as_chunks::<2>();
+        assert!(rest.is_empty() && numbers.iter().all(|n| (0.5..1.0).contains(&of(n).abs())));
+        let sum: f32 = numbers.iter().map(of).sum();
+        assert!(sum.abs() < 1e-2 * numbers.len() as f32, "{sum}");
+    }
+}
