@@ -9,6 +9,7 @@ mod collective;
 mod elementwise;
 #[cfg(test)]
 mod every;
+mod halo;
 mod key_product;
 mod loss;
 mod matmul;

@@ -2,7 +2,7 @@
 //! around it, and ranks send each other what lies at their edges.
 
 use phalanx_call::{ALIGN, Slot};
-use phalanx_comm::{Blocks, CollectiveOp, Strides};
+use phalanx_comm::PlannedEdge;
 use phalanx_engine::EngineError;
 use phalanx_ir::Halo;
 
@@ -53,42 +53,17 @@ fn exchange(
     (at, corner): (usize, [usize; 2]),
     block: &Var,
 ) -> Result<Tasks, EngineError> {
-    let mesh = op.program.mesh();
-    let (n, shard) = (mesh.count(&halo.axes), mesh.shard(op.rank, &halo.axes));
-    let (dim, len) = (halo.reach.dim, block.shape[halo.reach.dim]);
-    let channels = room.shape[3];
-    let line = room.shape[2] * channels;
-    let (before, after) = (halo.reach.before, halo.reach.after);
-    if before.max(after) > len {
-        return Err(op.unsupported(format!(
-            "a rank has {len} rows of dim {dim}, and a window reads {} of its neighbour",
-            before.max(after)
-        )));
-    }
-    let (previous, next) = (shard.checked_sub(1), Some(shard + 1).filter(|&next| next < n));
-    // What goes to the next rank lies before the end of the block, what goes to the previous one at its
-    // start; both come to lie beyond the other end.
-    let both = [(before, next, previous, len, 0), (after, previous, next, before, before + len)];
+    let place = (op.program.mesh(), op.rank);
+    let edges = PlannedEdge::of(halo, place, corner, block.shape[halo.reach.dim]);
     let mut tasks = Tasks::new();
-    for (count, to, from, source, target) in both.into_iter().filter(|(count, ..)| *count > 0) {
-        // Along the height: lines of the block's own columns. Along the width: columns of all lines.
-        let (rows, elements) = match dim {
-            1 => (count, halo.slab[2] * channels),
-            _ => (halo.slab[1], count * channels),
-        };
-        let place = |index: usize| match dim {
-            1 => index * line + corner[1] * channels,
-            _ => index * channels,
-        };
-        let strides = Strides { block: 0, outer: room.shape[1] * line, row: line };
-        let blocks =
-            Blocks { outer: room.shape[0], rows, len: elements, source: strides, target: strides };
-        let kind = CollectiveOp::Permute { to, from };
+    for PlannedEdge { op: kind, blocks, source, target } in
+        edges.map_err(|why| op.unsupported(why))?
+    {
         let call =
             op.plan(|endpoint, site| endpoint.call(site, &halo.axes, kind, room.dtype, blocks))?;
-        let part = |index: usize| {
-            let elements = room.elements() - place(index);
-            let slot = Slot::Workspace(at + place(index) * room.dtype.size());
+        let part = |first: usize| {
+            let elements = room.elements() - first;
+            let slot = Slot::Workspace(at + first * room.dtype.size());
             Var { slot, dtype: room.dtype, shape: vec![elements], valid: vec![elements] }
         };
         tasks.push(task(Transfer::of(vec![(0, call)], part(source), part(target))));

@@ -165,7 +165,8 @@ pub(crate) fn message(
     Transfer { calls, source, target, partly: true }
 }
 
-fn plan<R>(
+/// Asks the endpoint to prepare calls of this instruction.
+pub(super) fn plan<R>(
     op: &mut Operation<'_>,
     plan: impl FnOnce(&mut CountedEndpoint, CallSite<'_>) -> Result<R, CommError>,
 ) -> Result<R, EngineError> {

@@ -118,7 +118,7 @@ fn joined(op: &Operation<'_>, inputs: &[Var], out: &Var, dim: usize, first: usiz
 }
 
 /// A copy over a shape, with strides and first elements in the operand and the result.
-fn walked(
+pub(super) fn walked(
     op: &Operation<'_>,
     [x, out]: [&Var; 2],
     shape: &[usize],
