@@ -54,7 +54,7 @@ verify() { # name, settings...
   shift
   log="$results/verify-${name//[^a-z0-9]/-}.json"
   for set in "$@"; do sets+=(--set "$set"); done
-  if "$here/phalanx" verify --preset tiny --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
+  if "$here/phalanx" verify --preset "${PRESET:-tiny}" --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
     row "verify: $name" ok "largest difference of a gradient $(sed -nE 's/.*"grad_max_rel":([^,}]*).*/\1/p' "$log")"
   else
     row "verify: $name" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
@@ -109,6 +109,15 @@ layouts() {
   verify "2.5D, tp 8" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2
   verify "3D, tp 8" parallel.tp=8 parallel.tp_kind=3d
   verify "local SGD, dp 2" parallel.dp=2 parallel.sync=local-sgd parallel.sync_every=2
+  verify "DataParallel, dp 2" parallel.dp=2 parallel.sync=dataparallel
+  verify "Ring Self-Attention, cp 2" parallel.cp=2 parallel.cp_kind=rsa
+  for schedule in dualpipe chimera bpipe pipedream pipedream-2bw; do
+    verify "pp 4, $schedule" parallel.pp=4 train.microbatches=8 model.layers=4 parallel.schedule=$schedule
+  done
+  PRESET=tiny-moe verify "experts"
+  PRESET=tiny-moe verify "experts, dp 4, ep 2" parallel.dp=4 parallel.ep=2
+  PRESET=mnist-cnn verify "convolutions" train.batch_size=8
+  PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
   done
