@@ -151,6 +151,8 @@ choice! {
 pub enum PipelineSchedule {
     /// One of the named schedules.
     Named(NamedSchedule),
+    /// The shortest one that fits into `run.memory_limit`.
+    Auto,
     /// A schedule read from a CSV file.
     Csv(std::path::PathBuf),
 }
@@ -170,19 +172,20 @@ impl PipelineSchedule {
     pub fn usual_chunks(&self) -> usize {
         match self {
             PipelineSchedule::Named(named) => named.usual_chunks(),
-            PipelineSchedule::Csv(_) => 1,
+            PipelineSchedule::Auto | PipelineSchedule::Csv(_) => 1,
         }
     }
 }
 
 impl Setting for PipelineSchedule {
     fn expects() -> String {
-        format!("{} | csv:FILE", SCHEDULES.join(" | "))
+        format!("{} | auto | csv:FILE", SCHEDULES.join(" | "))
     }
     fn read(value: &Value) -> Option<Self> {
         let text = value.as_str()?;
         match text.strip_prefix("csv:") {
             Some(file) => (!file.is_empty()).then(|| PipelineSchedule::Csv(file.into())),
+            None if text == "auto" => Some(PipelineSchedule::Auto),
             None => {
                 let named = NamedSchedule::ALL.into_iter().find(|named| named.name() == text);
                 named.map(PipelineSchedule::Named)
@@ -192,6 +195,7 @@ impl Setting for PipelineSchedule {
     fn write(&self) -> String {
         match self {
             PipelineSchedule::Named(name) => quoted(name.name()),
+            PipelineSchedule::Auto => quoted("auto"),
             PipelineSchedule::Csv(file) => quoted(&format!("csv:{}", file.display())),
         }
     }

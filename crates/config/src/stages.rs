@@ -51,8 +51,10 @@ impl Config {
     /// Each stage needs layers, and a schedule may need a certain number of micro-batches. A table
     /// is checked when it is read.
     pub(super) fn check_pipeline(&self, values: &mut Values) {
-        let PipelineSchedule::Named(named) = self.parallel.schedule else {
-            return self.check_table(values);
+        let named = match &self.parallel.schedule {
+            PipelineSchedule::Named(named) => *named,
+            PipelineSchedule::Auto => return self.check_auto(values),
+            PipelineSchedule::Csv(_) => return self.check_table(values),
         };
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
         let shape = ScheduleShape::new(stages, self.train.microbatches.get());
@@ -79,6 +81,23 @@ impl Config {
         if let Ok(schedule) = &built {
             self.check_stages_again(schedule, values);
         }
+    }
+
+    /// What is chosen has its own settings.
+    fn check_auto(&self, values: &mut Values) {
+        for key in [CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, BRAID, VERTICAL_SYNC] {
+            values.rule(&[key, SCHEDULE], !values.by_user(key), || {
+                Problem::new(format!("{key} has no effect with {SCHEDULE} = \"auto\""))
+                    .because("the schedule that is chosen has its usual settings")
+                    .fix(format!("leave {key} out, or name a schedule"))
+            });
+        }
+        let one = self.parallel.pp.get() == 1;
+        values.rule(&[SCHEDULE, PP], !one, || {
+            Problem::new(format!("{SCHEDULE} = \"auto\" has no effect with {PP} = 1"))
+                .because("one stage has nothing to order")
+                .fix(format!("leave {SCHEDULE} out, or {PP} = 2 or more"))
+        });
     }
 
     /// Only DualPipe has pairs.

@@ -12,6 +12,7 @@ mod accuracy;
 pub mod again;
 mod asynchronous;
 mod backend;
+mod choose;
 mod codec;
 mod command;
 mod compile;

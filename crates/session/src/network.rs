@@ -10,7 +10,9 @@ use phalanx_models::{Architecture, BatchShape, Cnn, Gpt, Llama, Purpose};
 use crate::folders::FolderKind;
 use crate::restore::FromWeights;
 use crate::run_weights::{WEIGHTS, open_run};
-use crate::{ForwardModel, Models, ReadParam, Seeded, StateSource, from_weights, host, initial};
+use crate::{
+    ForwardModel, Models, ReadParam, Seeded, StateSource, choose, from_weights, host, initial,
+};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
 use phalanx_ir::DType;
@@ -26,7 +28,7 @@ pub struct Network {
 /// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
     let Some((origin, place)) = sources.origin()? else {
-        return Config::load(sources).map(with_host_notes);
+        return choose::schedule(Config::load(sources).map(with_host_notes)?);
     };
     let (file, spec) = match &origin {
         Origin::HuggingFace(dir) => {
@@ -47,7 +49,7 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         let kept = hf::KeptKeys::read(&file)?;
         loaded.notes.extend(unused_dropout(&kept, &loaded, &file));
     }
-    Ok(with_host_notes(loaded))
+    choose::schedule(with_host_notes(loaded))
 }
 
 /// The same with what this host has to say about it.

@@ -128,6 +128,12 @@ impl Pipeline {
     pub fn new(config: &phalanx_config::ParallelConfig) -> Result<Self> {
         let order = match &config.schedule {
             PipelineSchedule::Named(named) => PipelineOrder::Named(*named),
+            PipelineSchedule::Auto => {
+                let problem = Problem::new("parallel.schedule = \"auto\" was not chosen yet");
+                return Err(Error::refused(
+                    problem.fix("read the configuration by `network::load`"),
+                ));
+            }
             PipelineSchedule::Csv(file) => PipelineOrder::Own(Arc::new(read_schedule(file)?)),
         };
         let warmup = config.warmup;

@@ -73,6 +73,16 @@ fn two_versions_are_planned_within_a_memory() {
     runs(plans.iter().find(|plan| plan["refused"].is_null()).unwrap());
 }
 
+/// A schedule that is chosen runs, and a note says which and why.
+#[test]
+fn a_chosen_schedule_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = ["parallel.pp=2", "parallel.schedule=auto"];
+    let sets: Vec<&str> = SMALL.iter().chain(&more).flat_map(|set| ["--set", set]).collect();
+    let done = phalanx(dir.path(), &[&["verify", "--preset", "tiny", "--steps", "2"], &sets]);
+    assert!(done.ok().err.contains("note: parallel.schedule = \"auto\" is "));
+}
+
 #[test]
 fn what_cannot_be_planned_is_refused() {
     let dir = tempfile::tempdir().unwrap();
