@@ -6,6 +6,7 @@
 use phalanx_ir::Role;
 
 use super::Strategy;
+use super::experts::of_experts;
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -50,10 +51,12 @@ impl Strategy for BatchParallel {
             }
             ctx.shard(value, 0, &self.axis)?;
         }
-        // Experts may have been distributed to a part of the axis.
+        // Experts, and nothing else, may have been distributed to a part of the axis.
+        let experts = of_experts(ctx.program());
         for part in ctx.mesh().expand(&self.axis)? {
             for param in ctx.params() {
-                if !ctx.is_decided(param.value, part.name())? {
+                let is_expert = experts.contains(&param.value);
+                if !(is_expert && ctx.is_decided(param.value, part.name())?) {
                     ctx.replicate(param.value, part.name())?;
                 }
             }

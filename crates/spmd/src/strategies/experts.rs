@@ -19,7 +19,7 @@
 //! (a−1)/a + (b−1)/b of its rows instead of (n−1)/n. With tensor parallelism, whose ranks have the same
 //! rows, each of them sends a part of every row, and they gather the rest among themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::{Axis, Instr, Mesh, Op, Program, Role, ValueId};
 
@@ -156,6 +156,11 @@ impl Strategy for ExpertParallel {
         }
         ways.routed.iter().try_for_each(|routed| self.route(ctx, routed))
     }
+}
+
+/// The parameters of experts, which may be distributed to ranks of the batch.
+pub(super) fn of_experts(program: &Program) -> BTreeSet<ValueId> {
+    Ways::of(program).params.into_keys().collect()
 }
 
 impl ExpertParallel {
