@@ -115,8 +115,10 @@ layouts() {
     verify "pp 4, $schedule" parallel.pp=4 train.microbatches=8 model.layers=4 parallel.schedule=$schedule
   done
   PRESET=tiny-moe verify "experts"
+  PRESET=tiny-moe verify "experts, tp 2" parallel.tp=2
   PRESET=tiny-moe verify "experts, dp 4, ep 2" parallel.dp=4 parallel.ep=2
   PRESET=mnist-cnn verify "convolutions" train.batch_size=8
+  PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
   PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind

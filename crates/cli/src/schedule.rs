@@ -32,6 +32,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     check_files(asked)?;
     let schedules = schedules(asked)?;
     check_drawable(asked, &schedules)?;
+    check_table(asked, &schedules[0])?;
     let costs = TurnCosts::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
         schedules.iter().map(|s| simulate(s, &costs)).collect::<Result<Vec<_>, PipelineError>>()?;
@@ -50,6 +51,18 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
         false => out::line(picture::text(&panels, look()).trim_end()),
     }
     Ok(())
+}
+
+/// Refuses a table of a schedule whose moves a table has no columns for.
+fn check_table(asked: &Asked, schedule: &Schedule) -> Result<()> {
+    match asked.csv.is_some() && !schedule.moves().is_empty() {
+        false => Ok(()),
+        true => Err(Error::refused(
+            Problem::new(format!("a table cannot say what {} parks where", schedule.name()))
+                .because("--csv writes turns alone, and a run of them would keep as much as 1f1b")
+                .fix("name the schedule where it is to run, or draw it with --svg"),
+        )),
+    }
 }
 
 /// Refuses files that cannot be written, and two outputs to the same file.

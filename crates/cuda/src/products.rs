@@ -16,7 +16,7 @@ use crate::error::CudaError;
 use crate::kernels::{KernelSpec, Source};
 use crate::tasks::{Arg, KernelTask, Operation, Place, Run};
 
-pub(crate) use choice::Bench;
+pub(crate) use choice::IssuedOn;
 pub(crate) use plan::{Extra, ProductLibrary, ProductPlan, WORKSPACE};
 pub(crate) use shape::ProductShape;
 
@@ -150,7 +150,7 @@ impl Product {
             .filter(|(i, _)| Some(*i) != batch)
             .map(|(_, axis)| *axis)
             .collect();
-        let bench = Bench { stream: run.stream, workspace: run.workspace };
+        let place = IssuedOn { stream: run.stream, workspace: run.workspace };
         for outer in offsets(&around) {
             for (term, inner) in offsets(&self.loops.sums).enumerate() {
                 let at: [usize; 3] = std::array::from_fn(|t| outer[t] + inner[t]);
@@ -164,7 +164,7 @@ impl Product {
                 let (a, b) = (run.address(a.add(at[0] * size)), run.address(b.add(at[1] * size)));
                 // SAFETY: the plan was made for matrices of these strides, which lie in operands
                 // that the caller gives.
-                unsafe { plan.run(library, &bench, [a, b], old, out, extra)? };
+                unsafe { plan.run(library, &place, [a, b], old, out, extra)? };
             }
         }
         match within {

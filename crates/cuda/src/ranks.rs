@@ -69,7 +69,7 @@ pub(crate) struct Linked {
     pub(crate) comm: Box<dyn Communicator>,
     /// Whether messages move the host's memory, even if collectives do not.
     pub(crate) messages_through_host: bool,
-    /// Whether all ranks are on this host.
+    /// Whether all ranks are known to be on this host.
     pub(crate) one_host: bool,
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn lane_packs(width: usize, dtype: DType) -> Option<usize> {
 }
 
 /// Whether a warp keeps a row of a norm's gradient in its registers.
-pub(crate) fn is_narrow(packs: usize) -> bool {
+pub(crate) fn fits_a_warp(packs: usize) -> bool {
     packs <= 3
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn is_narrow(packs: usize) -> bool {
 pub(crate) fn norm_parts(rows: usize, width: usize, dtype: DType) -> usize {
     const PROCESSORS: usize = 132;
     match lane_packs(width, dtype) {
-        Some(packs) if is_narrow(packs) => rows.div_ceil(NORM_WARPS).clamp(1, 4 * PROCESSORS),
+        Some(packs) if fits_a_warp(packs) => rows.div_ceil(NORM_WARPS).clamp(1, 4 * PROCESSORS),
         Some(packs) => rows.clamp(1, PROCESSORS * (32 / packs).max(1)),
         None => rows.clamp(1, PROCESSORS * (8192 / width.max(1)).clamp(1, 6)),
     }

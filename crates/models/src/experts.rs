@@ -170,8 +170,11 @@ impl Experts {
             false => x,
             true => {
                 let shape = x.shape();
-                let drawn = uniform(b, x.dtype(), [shape[0], shape[1], shape[2], shape[3]], 8);
-                x * drawn.scale(2.0 * self.jitter).shift(1.0 - self.jitter)
+                // Factors near 1 have too few values in 16 bits.
+                let wide = x.dtype().accumulator();
+                let drawn = uniform(b, wide, [shape[0], shape[1], shape[2], shape[3]], 8);
+                let factor = drawn.scale(2.0 * self.jitter).shift(1.0 - self.jitter);
+                (x.cast(wide) * factor).cast(x.dtype())
             }
         };
         let router = b.param("experts.router", [x.shape()[3], self.count]);

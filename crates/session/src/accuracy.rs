@@ -35,19 +35,16 @@ impl Accuracy {
         for (logits, &class) in logits.chunks_exact(width.max(1)).zip(classes) {
             let Ok(class) = usize::try_from(class) else { continue };
             self.samples += 1;
-            self.right += u64::from(largest(logits) == class);
+            self.right += u64::from(largest(logits) == Some(class));
         }
     }
 }
 
-/// The first of the largest logits.
-fn largest(logits: &[f64]) -> usize {
-    let first = (0, f64::NEG_INFINITY);
-    let larger = |best: (usize, f64), (class, &logit): (usize, &f64)| match logit > best.1 {
-        true => (class, logit),
-        false => best,
-    };
-    logits.iter().enumerate().fold(first, larger).0
+/// The first of the largest logits; none if no logit is a number.
+fn largest(logits: &[f64]) -> Option<usize> {
+    let numbers = logits.iter().enumerate().filter(|(_, logit)| !logit.is_nan());
+    let larger = |best: (usize, f64), next: (usize, f64)| if next.1 > best.1 { next } else { best };
+    numbers.map(|(class, &logit)| (class, logit)).reduce(larger).map(|(class, _)| class)
 }
 
 /// The classes of a batch, if the model is a classifier.

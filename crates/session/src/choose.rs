@@ -32,7 +32,17 @@ pub(crate) fn schedule(mut loaded: Loaded) -> Result<Loaded> {
     for Candidate { config, name, makespan } in candidates {
         let mut own = loaded.clone();
         own.config = config;
-        let bytes_of_rank = planned(&own)?;
+        // A configuration does not know every model's stages: what cannot be built is no candidate.
+        let bytes_of_rank = match planned(&own) {
+            Ok(bytes) => bytes,
+            Err(refused) if refused.exit_code() == 2 => {
+                let text = refused.to_string();
+                let why = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+                considered.push(format!("{name}: {why}"));
+                continue;
+            }
+            Err(other) => return Err(other),
+        };
         let told = format!("{name}: {makespan:.1}, {}", bytes(bytes_of_rank as u64));
         if limit.is_none_or(|limit| bytes_of_rank <= limit) {
             loaded.config = own.config;
@@ -59,7 +69,7 @@ fn planned(own: &Loaded) -> Result<usize> {
 fn chosen(told: &str, considered: &[String]) -> String {
     let others = match considered {
         [] => "the shortest of all".to_owned(),
-        others => format!("shorter ones need more memory: {}", others.join("; ")),
+        others => format!("shorter ones do not fit: {}", others.join("; ")),
     };
     format!(
         "parallel.schedule = \"auto\" is {told} (makespan where F, B and W take 1 each; {others})"

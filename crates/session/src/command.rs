@@ -63,7 +63,7 @@ pub enum Command<'a> {
         microbatch: usize,
     },
     /// Reads how many tokens of the last step chose which expert.
-    Load,
+    ExpertLoad,
     /// Reads values of a state.
     Read(&'a StateRange),
     /// Reads the numbers that are kept from step to step beside parameters.
@@ -90,7 +90,7 @@ impl Command<'_> {
             | Command::Write(..) => false,
             Command::Steps { trace, .. } => trace.is_some(),
             Command::Show { .. }
-            | Command::Load
+            | Command::ExpertLoad
             | Command::Saved
             | Command::Read(_)
             | Command::Observe

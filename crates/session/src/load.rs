@@ -52,7 +52,7 @@ impl Session {
     /// step was one of a block. Every process must call it together.
     pub fn expert_load(&mut self) -> Result<Option<ExpertLoad>> {
         match self.known.has_experts {
-            true => Ok(ExpertLoad::of(self.ranks.ask(Command::Load)?)),
+            true => Ok(ExpertLoad::of(self.ranks.ask(Command::ExpertLoad)?)),
             false => Ok(None),
         }
     }

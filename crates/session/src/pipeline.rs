@@ -130,9 +130,9 @@ impl Pipeline {
             PipelineSchedule::Named(named) => PipelineOrder::Named(*named),
             PipelineSchedule::Auto => {
                 let problem = Problem::new("parallel.schedule = \"auto\" was not chosen yet");
-                return Err(Error::refused(
-                    problem.fix("read the configuration by `network::load`"),
-                ));
+                return Err(Error::refused(problem.fix(
+                    "name a schedule: only a configuration that is read whole can choose one",
+                )));
             }
             PipelineSchedule::Csv(file) => PipelineOrder::Own(Arc::new(read_schedule(file)?)),
         };
@@ -283,6 +283,9 @@ impl Pipeline {
         microbatches: usize,
         groups: &[&[ScheduledRun]],
     ) -> Result<Vec<ParkedMove>> {
+        if !matches!(self.order, PipelineOrder::Named(NamedSchedule::BPipe)) {
+            return Ok(Vec::new());
+        }
         let (schedule, _) = self.timetable(model, groups.len(), microbatches, 1)?;
         let first = |group: usize, index: usize| {
             let Some(turn) = schedule.turns(group).get(index) else { return groups[group].len() };

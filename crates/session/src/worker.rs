@@ -410,7 +410,7 @@ impl<E: Engine + Counters> RankWorker<E> {
             Command::Show { key, port, microbatch } => {
                 Reply::Shown(self.shown(key, port, microbatch)?)
             }
-            Command::Load => Reply::Pieces(self.load.pieces()),
+            Command::ExpertLoad => Reply::Pieces(self.load.pieces()),
             Command::Read(range) => Reply::Pieces(self.read(range)?),
             Command::Scalars => Reply::Scalars(self.scalars()?),
             Command::Write(range, bytes) => {

@@ -83,6 +83,27 @@ fn a_chosen_schedule_runs() {
     assert!(done.ok().err.contains("note: parallel.schedule = \"auto\" is "));
 }
 
+/// Four layers are too few for schedules of two chunks on three devices: such a one is passed over, and said.
+#[test]
+fn a_schedule_that_cannot_be_built_is_not_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = ["parallel.pp=3", "parallel.schedule=auto", "train.microbatches=6"];
+    let more = ["train.batch_size=12", "run.threads=1"];
+    let sets: Vec<&str> = sets.iter().chain(&more).flat_map(|set| ["--set", set]).collect();
+    let asked = ["verify", "--preset", "mnist-cnn", "--steps", "1"];
+    let done = phalanx(dir.path(), &[&asked, &sets[..]]).ok();
+    assert!(done.err.contains("can't be cut into 3·2 = 6 stages"), "{}", done.err);
+}
+
+/// A table has no columns for what waits on another device.
+#[test]
+fn a_table_of_bpipe_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let asked = ["schedule", "bpipe", "--stages", "6", "--microbatches", "10", "--csv", "t.csv"];
+    phalanx(dir.path(), &[&asked[..]]).refused(&["a table cannot say what bpipe parks where"]);
+    assert!(!dir.path().join("t.csv").exists());
+}
+
 #[test]
 fn what_cannot_be_planned_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -57,17 +57,40 @@ impl StreamRank {
 
     /// The endpoint, which the thread leaves alone from now on.
     fn take(&self) -> MutexGuard<'_, Endpoint> {
-        self.lent.wanted.store(true, Ordering::SeqCst);
-        let mut endpoint = self.lent.lock();
-        self.lent.wanted.store(false, Ordering::SeqCst);
+        let mut endpoint = self.lent.claim();
         endpoint.lent = false;
         endpoint
+    }
+
+    /// Does something with the endpoint while the rank computes: what moved before goes on moving after it, unless
+    /// it failed.
+    fn amid<R>(
+        &self,
+        act: impl FnOnce(&mut Endpoint) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
+        let mut endpoint = self.lent.claim();
+        let moved = std::mem::replace(&mut endpoint.lent, false);
+        let result = act(&mut endpoint)?;
+        if moved && endpoint.has_large() {
+            endpoint.lent = true;
+            drop(endpoint);
+            self.lent.bell.notify_one();
+        }
+        Ok(result)
     }
 }
 
 impl Lent {
     fn lock(&self) -> MutexGuard<'_, Endpoint> {
         self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The endpoint, as soon as the thread has ended what it does at the moment.
+    fn claim(&self) -> MutexGuard<'_, Endpoint> {
+        self.wanted.store(true, Ordering::SeqCst);
+        let endpoint = self.lock();
+        self.wanted.store(false, Ordering::SeqCst);
+        endpoint
     }
 
     /// What the thread does until the rank leaves.
@@ -151,17 +174,17 @@ impl Communicator for StreamRank {
     }
 
     fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
-        let (tag, kind, bytes) = self.take().wait(handle)?;
+        let (tag, kind, bytes) = self.amid(|endpoint| endpoint.wait(handle))?;
         self.traffic.add(tag, kind, 1, bytes);
         Ok(())
     }
 
     fn test(&mut self, handle: &Handle) -> Result<bool, CommError> {
-        self.take().test(handle)
+        self.amid(|endpoint| endpoint.test(handle))
     }
 
     fn progress(&mut self) -> Result<(), CommError> {
-        self.take().progress()
+        self.amid(Endpoint::progress)
     }
 
     fn traffic(&self) -> &Traffic {

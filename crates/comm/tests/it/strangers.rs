@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use phalanx_comm::{
     Collectives, CommError, Environment, GroupId, MeetingPoint, Membership, Options, Processes,
@@ -103,9 +103,7 @@ fn a_rank_with_other_instructions_is_refused_with_what_to_do() {
         stream.read_to_end(&mut answer).unwrap();
         String::from_utf8_lossy(&answer).into_owned()
     });
-    let start = Instant::now();
     let error = Membership::meet(&own, WAIT).map(drop).unwrap_err().to_string();
-    assert!(start.elapsed() < Duration::from_secs(10));
     let told = other.join().unwrap();
     for text in [error, told] {
         assert!(text.contains("rank 1 computes with avx2+fma+avx512f"), "{text}");

@@ -114,21 +114,27 @@ fn large_calls_end_while_ranks_compute() {
         let mut endpoints: Vec<_> = locals.into_iter().map(|local| local.endpoint).collect();
         let sum = CollectiveOp::AllReduce(ReduceOp::Sum);
         let call = Call::new(GroupId::WORLD, sum, DType::F32, Blocks::contiguous(COUNT));
-        let mut sums: Vec<Vec<f32>> = (0..ranks).map(|rank| vec![rank as f32; COUNT]).collect();
-        let mut handles = Vec::new();
-        for (endpoint, sum) in endpoints.iter_mut().zip(&mut sums) {
-            let memory = sum.as_mut_ptr().cast::<u8>();
-            // SAFETY: the list lives, untouched, until the call was waited for.
-            handles.push(unsafe { endpoint.start(&call, memory, memory).unwrap() });
+        let numbers = || (0..ranks).map(|rank| vec![rank as f32; COUNT]).collect::<Vec<_>>();
+        let (mut firsts, mut seconds) = (numbers(), numbers());
+        let (mut waited, mut left) = (Vec::new(), Vec::new());
+        for (rank, endpoint) in endpoints.iter_mut().enumerate() {
+            for (sums, handles) in [(&mut firsts, &mut waited), (&mut seconds, &mut left)] {
+                let memory = sums[rank].as_mut_ptr().cast::<u8>();
+                // SAFETY: the list lives, untouched, until the call was waited for.
+                handles.push(unsafe { endpoint.start(&call, memory, memory).unwrap() });
+            }
             endpoint.computes().unwrap();
         }
-        for _ in 0..ranks {
-            assert_eq!(hear.recv_timeout(Duration::from_secs(100)), Ok(0));
-        }
-        for (endpoint, handle) in endpoints.iter_mut().zip(handles) {
-            endpoint.wait(handle).unwrap();
-        }
+        // Waiting for one call does not stop the other, which ends without any more of the rank's help.
+        let all = endpoints.iter_mut().zip(waited);
+        all.for_each(|(endpoint, handle)| endpoint.wait(handle).unwrap());
+        let mut ended: Vec<u64> =
+            (0..2 * ranks).map(|_| hear.recv_timeout(Duration::from_secs(100)).unwrap()).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, [vec![0; ranks], vec![1; ranks]].concat());
+        let all = endpoints.iter_mut().zip(left);
+        all.for_each(|(endpoint, handle)| endpoint.wait(handle).unwrap());
         let expected = (0..ranks).sum::<usize>() as f32;
-        assert!(sums.iter().flatten().all(|&sum| sum == expected));
+        assert!(firsts.iter().chain(&seconds).flatten().all(|&sum| sum == expected));
     }
 }

@@ -12,7 +12,7 @@ use crate::device::{DeviceMemory, Function};
 use crate::folds::Folds;
 use crate::fused_attention::{AttentionPlan, FusedShape};
 use crate::kernels::KernelSpec;
-use crate::products::{Bench, ProductPlan, ProductShape};
+use crate::products::{IssuedOn, ProductPlan, ProductShape};
 use crate::tasks::{self, Arg, Operation, Resources, Task, Transfer, Var};
 
 /// A compiled program, or something else that can be called.
@@ -149,8 +149,8 @@ impl Resources for CudaEngine {
             return Ok(known.clone());
         }
         let (memory, stream) = (&self.workspace, &self.stream);
-        let bench = Bench { stream, workspace: (memory.address(), memory.bytes()) };
-        let plan = self.library.plan(shape, &bench)?.map(Arc::new);
+        let place = IssuedOn { stream, workspace: (memory.address(), memory.bytes()) };
+        let plan = self.library.plan(shape, &place)?.map(Arc::new);
         self.plans.insert(*shape, plan.clone());
         Ok(plan)
     }

@@ -23,7 +23,7 @@ use crate::kernels::is_narrow;
 use crate::libraries::Address;
 
 /// Where a product is issued, and the library's workspace there.
-pub(crate) struct Bench<'a> {
+pub(crate) struct IssuedOn<'a> {
     pub(crate) stream: &'a Stream,
     pub(crate) workspace: (Address, usize),
 }
@@ -52,9 +52,9 @@ impl ProductLibrary {
         shape: &ProductShape,
         plan: &mut ProductPlan,
         proposals: &[Algorithm],
-        bench: &Bench<'_>,
+        place: &IssuedOn<'_>,
     ) -> Result<Algorithm, CudaError> {
-        let gpu = bench.stream.device().name();
+        let gpu = place.stream.device().name();
         let asked = format!("{shape:?}, {WORKSPACE} bytes, {} proposals", proposals.len());
         let key = cache::key("product", &[gpu, &self.version()?, &asked]);
         // Others wait: what runs beside a measurement would change it, and they may need the same choice.
@@ -77,9 +77,11 @@ impl ProductLibrary {
                 Some(_held) => match kept() {
                     Some(algorithm) => algorithm,
                     None => {
-                        let best = self.fastest(shape, plan, proposals, bench)?;
-                        cache::keep(&key, &proposals[best].map(u64::to_le_bytes).concat());
-                        proposals[best]
+                        if let Some(best) = self.fastest(shape, plan, proposals, place)? {
+                            cache::keep(&key, &proposals[best].map(u64::to_le_bytes).concat());
+                        }
+                        // What could not be kept, others would not find.
+                        kept().unwrap_or(proposals[0])
                     }
                 },
             },
@@ -88,25 +90,25 @@ impl ProductLibrary {
         Ok(algorithm)
     }
 
-    /// The number of the fastest proposal.
+    /// The number of the fastest proposal; none if the GPU has no room to measure.
     fn fastest(
         &self,
         shape: &ProductShape,
         plan: &mut ProductPlan,
         proposals: &[Algorithm],
-        bench: &Bench<'_>,
-    ) -> Result<usize, CudaError> {
-        let Some(data) = Data::of(shape, bench.stream)? else { return Ok(0) };
+        place: &IssuedOn<'_>,
+    ) -> Result<Option<usize>, CudaError> {
+        let Some(data) = Data::of(shape, place.stream)? else { return Ok(None) };
         let mut run = |algorithm: Algorithm, times: usize| -> Result<Duration, CudaError> {
             plan.algorithm = algorithm;
-            let begin = bench.stream.mark()?;
+            let begin = place.stream.mark()?;
             for _ in 0..times {
                 let Data { a, b, out, extra, .. } = data;
                 // SAFETY: the plan was made for this shape, and the matrices are large enough for it.
-                unsafe { plan.run(self, bench, [a, b], None, out, extra)? };
+                unsafe { plan.run(self, place, [a, b], None, out, extra)? };
             }
-            let end = bench.stream.mark()?;
-            bench.stream.wait()?;
+            let end = place.stream.mark()?;
+            place.stream.wait()?;
             end.since(&begin)
         };
         run(proposals[0], 1)?;
@@ -119,7 +121,7 @@ impl ProductLibrary {
                 found.push(run(*proposal, times)?);
             }
         }
-        Ok(best(found))
+        Ok(Some(best(found)))
     }
 
     fn version(&self) -> Result<String, CudaError> {

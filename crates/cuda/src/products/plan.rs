@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use phalanx_ir::DType;
 
-use super::choice::Bench;
+use super::choice::IssuedOn;
 use super::shape::{Epilogue, ProductShape};
 use crate::error::CudaError;
 use crate::libraries::{Address, CublasLt, Handle, Heuristic};
@@ -78,14 +78,14 @@ impl ProductLibrary {
     pub(crate) fn plan(
         &self,
         shape: &ProductShape,
-        bench: &Bench<'_>,
+        place: &IssuedOn<'_>,
     ) -> Result<Option<ProductPlan>, CudaError> {
         let mut plan = ProductPlan::described(self.table, shape, self.tf32)?;
         let proposals = self.proposals(shape, &plan)?;
         let Some(&first) = proposals.first() else { return Ok(None) };
         plan.algorithm = first;
         if self.measures && shape.is_worth_measuring() && proposals.len() > 1 {
-            plan.algorithm = self.chosen(shape, &mut plan, &proposals, bench)?;
+            plan.algorithm = self.chosen(shape, &mut plan, &proposals, place)?;
         }
         Ok(Some(plan))
     }
@@ -249,7 +249,7 @@ impl ProductPlan {
     pub(crate) unsafe fn run(
         &self,
         library: &ProductLibrary,
-        bench: &Bench<'_>,
+        place: &IssuedOn<'_>,
         [a, b]: [Address; 2],
         old: Option<Address>,
         mut out: Address,
@@ -273,7 +273,7 @@ impl ProductPlan {
             false => [one32.as_ptr().cast(), beta32.as_ptr().cast()],
         };
         let [first, second, result] = self.matrices;
-        let (workspace, bytes) = bench.workspace;
+        let (workspace, bytes) = place.workspace;
         // SAFETY: the caller's; scalars are read before the call returns, and the workspace is used
         // by this stream alone.
         let status = unsafe {
@@ -293,7 +293,7 @@ impl ProductPlan {
                 self.algorithm.as_ptr().cast(),
                 workspace,
                 bytes,
-                bench.stream.handle(),
+                place.stream.handle(),
             )
         };
         check("cublasLtMatmul", status)

@@ -10,8 +10,8 @@ use phalanx_ir::{Exchange, Op};
 use super::collective::gather;
 use super::var::extents;
 use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
-use crate::kernels::{KernelSpec, MOST_SHARED, Source, is_narrow as has_16_bits};
-use crate::requirements::{CudaRequirements, NORM_WARPS, is_narrow, lane_packs, norm_parts};
+use crate::kernels::{KernelSpec, MOST_SHARED, Source, is_narrow};
+use crate::requirements::{CudaRequirements, NORM_WARPS, fits_a_warp, lane_packs, norm_parts};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let (kind, eps) = match &op.instr.op {
@@ -54,7 +54,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let operands = Arg::Pointers(operands(&inputs, &outputs));
     let (blocks, threads) = (x.rows().min(1 << 20) as u32, threads(x.width()));
     // Logits of 16 bits whose rows are whole packs have kernels of their own.
-    let packed = has_classes && has_16_bits(x.dtype) && x.width().is_multiple_of(8);
+    let packed = has_classes && is_narrow(x.dtype) && x.width().is_multiple_of(8);
     let mut tasks = Vec::new();
     let (mut gathered, mut counts) = (Arg::Null, Arg::Null);
     if let Some(exchange) = &exchange {
@@ -130,7 +130,7 @@ fn whole_rows(
         return Ok(Some(vec![Task::Kernel(task)]));
     }
     args.extend([past(op), outputs[0].adds(), Arg::Pointer(op.scratch_at(0)?)]);
-    let (name, warps) = match is_narrow(packs) {
+    let (name, warps) = match fits_a_warp(packs) {
         true => ("norm_narrow_grad", NORM_WARPS),
         false => ("norm_rows_grad", packs),
     };

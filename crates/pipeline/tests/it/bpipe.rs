@@ -47,11 +47,10 @@ fn no_stage_group_keeps_more_than_its_bound() {
 /// Moves that take as long as messages of the model: how much longer a step is than that of 1F1B with the same messages.
 #[test]
 fn moves_run_beside_the_work() {
-    for (p, hop, most) in [(4, 0.25, 1.02), (8, 0.25, 1.03), (8, 0.5, 1.05), (12, 0.25, 1.03)] {
+    for (p, hop, expected) in [(8, 0.25, 1.011), (8, 0.5, 1.020), (8, 1.0, 1.032)] {
         let costs = TurnCosts::even(times(), hop).unwrap();
         let span = |named| simulate(&built(named, p, 4 * p), &costs).unwrap().makespan;
         let ratio = span(NamedSchedule::BPipe) / span(NamedSchedule::OneFOneB);
-        println!("{p} {hop}: {ratio}");
-        assert!((1.0..=most).contains(&ratio), "{p}, {hop}: {ratio}");
+        assert!((ratio - expected).abs() < 5e-4, "{p}, {hop}: {ratio}");
     }
 }

@@ -6,6 +6,7 @@ use phalanx_engine::Engine;
 use phalanx_error::Result;
 use phalanx_script::{Outcome, ScriptKey};
 
+use super::load::LoadCounter;
 use super::{RankWorker, without};
 use crate::command::{BatchSource, StepReply};
 use crate::feed::Scalars;
@@ -36,6 +37,8 @@ impl<E: Engine> RankWorker<E> {
             })?;
         }
         loaded.runs += 1;
+        // Counts are those of single steps.
+        self.load = LoadCounter::default();
         let (id, last) = (loaded.id, from + BLOCK as u64 - 1);
         self.pulse.iter().for_each(|pulse| pulse.begin(id, last));
         self.executor.run(id)?;

@@ -44,7 +44,7 @@ pub struct ExpertParallel {
 /// How tokens meet their experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ExpertExchange {
-    /// The one of the following that moves less.
+    /// The one of the next two that moves less.
     #[default]
     Cheapest,
     /// Rows travel to their experts and back.
