@@ -6,6 +6,18 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 
+/// Settings of four narrow layers, which pipelines of up to six stages can be made of.
+pub(crate) const FOUR_LAYERS: [&str; 8] = [
+    "model.layers=4",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=24",
+    "model.vocab=32",
+    "train.seq_len=8",
+    "run.threads=1",
+];
+
 /// Settings that make a run of a second or less, on one rank.
 pub(crate) const SMALL: &[&str] = &[
     "--set",

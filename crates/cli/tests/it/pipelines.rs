@@ -6,24 +6,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::command::{Done, phalanx};
+use crate::command::{Done, FOUR_LAYERS, phalanx};
 
-/// Four narrow layers, two sequences a micro-batch.
-const SMALL: [&str; 10] = [
-    "model.layers=4",
-    "model.width=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn=24",
-    "model.vocab=32",
-    "train.seq_len=8",
-    "train.batch_size=8",
-    "run.threads=1",
-    "parallel.dp=1",
-];
+/// Two sequences a micro-batch.
+const OWN: [&str; 2] = ["train.batch_size=8", "parallel.dp=1"];
 
 fn run(dir: &Path, command: &str, sets: &[&str]) -> Done {
-    let sets: Vec<&str> = SMALL.iter().chain(sets).flat_map(|set| ["--set", set]).collect();
+    let sets: Vec<&str> =
+        FOUR_LAYERS.iter().chain(&OWN).chain(sets).flat_map(|set| ["--set", set]).collect();
     phalanx(dir, &[&[command, "--preset", "tiny"], &sets])
 }
 

@@ -2,27 +2,17 @@
 
 use serde_json::Value;
 
-use crate::command::phalanx;
+use crate::command::{FOUR_LAYERS, phalanx};
 
-const SMALL: [&str; 10] = [
-    "model.layers=4",
-    "model.width=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn=24",
-    "model.vocab=32",
-    "train.seq_len=8",
-    "train.batch_size=16",
-    "train.microbatches=4",
-    "run.threads=1",
-];
+const OWN: [&str; 2] = ["train.batch_size=16", "train.microbatches=4"];
 
 /// The model's instances, one after the other.
 const NAMES: [&str; 6] = ["embed", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"];
 
 fn planned(planner: &str, devices: &str, more: &[&str]) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
-    let sets: Vec<&str> = SMALL.iter().chain(more).flat_map(|set| ["--set", set]).collect();
+    let sets: Vec<&str> =
+        FOUR_LAYERS.iter().chain(&OWN).chain(more).flat_map(|set| ["--set", set]).collect();
     let asked = ["schedule", "--plan", planner, "--devices", devices, "--preset", "tiny", "--json"];
     phalanx(dir.path(), &[&asked, &sets]).ok().json()
 }
@@ -31,7 +21,7 @@ fn planned(planner: &str, devices: &str, more: &[&str]) -> Vec<Value> {
 fn runs(plan: &Value) {
     let dir = tempfile::tempdir().unwrap();
     let own = plan["settings"].as_array().unwrap().iter().map(|set| set.as_str().unwrap());
-    let sets = SMALL.into_iter().chain(["optim.clip=none"]).chain(own);
+    let sets = FOUR_LAYERS.into_iter().chain(OWN).chain(["optim.clip=none"]).chain(own);
     let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
     phalanx(dir.path(), &[&["verify", "--preset", "tiny", "--steps", "2"], &sets]).ok();
 }
@@ -78,7 +68,8 @@ fn two_versions_are_planned_within_a_memory() {
 fn a_chosen_schedule_runs() {
     let dir = tempfile::tempdir().unwrap();
     let more = ["parallel.pp=2", "parallel.schedule=auto"];
-    let sets: Vec<&str> = SMALL.iter().chain(&more).flat_map(|set| ["--set", set]).collect();
+    let sets: Vec<&str> =
+        FOUR_LAYERS.iter().chain(&OWN).chain(&more).flat_map(|set| ["--set", set]).collect();
     let done = phalanx(dir.path(), &[&["verify", "--preset", "tiny", "--steps", "2"], &sets]);
     assert!(done.ok().err.contains("note: parallel.schedule = \"auto\" is "));
 }
