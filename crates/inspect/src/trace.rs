@@ -3,6 +3,7 @@
 
 mod chrome;
 mod picture;
+mod replay;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use phalanx_session::{Session, Trace};
 
 pub use chrome::chrome;
 pub use picture::{Timelines, picture};
+pub use replay::Replay;
 
 /// The warm-up steps before the traced one, in which caches fill and memory is first touched: as
 /// many as in benchmarks.
@@ -42,9 +44,11 @@ pub struct Written {
     pub file: PathBuf,
     /// The drawing.
     pub drawing: PathBuf,
-    /// Milliseconds from the first turn to the end of the last.
+    /// Milliseconds that the step took.
     pub measured: f64,
-    /// The same time as the simulator predicts it.
+    /// The same with the durations of its actions alone: waiting follows from the scripts.
+    pub replayed: f64,
+    /// The same with the usual durations.
     pub predicted: f64,
 }
 
@@ -88,8 +92,10 @@ pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
         stage(&drawing, picture(&played))?,
     ];
     staged.into_iter().try_for_each(Staged::put_in_place)?;
-    let [measured, predicted] = [&played.measured, &played.predicted].map(|t| t.makespan);
-    Ok(Written { step: trace.step, file: file.to_path_buf(), drawing, measured, predicted })
+    let Replay { step: measured, replayed, predicted, .. } = played.replay;
+    let [replayed, predicted] = [replayed.makespan, predicted.makespan];
+    let (step, file) = (trace.step, file.to_path_buf());
+    Ok(Written { step, file, drawing, measured, replayed, predicted })
 }
 
 /// `trace.svg` for `trace.json`, and `trace.txt.svg` for `trace.txt`.

@@ -5,7 +5,6 @@ use phalanx_script::Part;
 use crate::error::{PipelineError, Result};
 use crate::flow::Phase;
 use crate::schedule::Schedule;
-use crate::simulate::Timeline;
 use crate::turn::Turn;
 use crate::words::typed;
 
@@ -45,27 +44,6 @@ impl TurnCosts {
     /// Every stage with its own times.
     pub fn uneven(stages: Vec<Times>, hop: f64) -> Result<Self> {
         TurnCosts { shares: Shares::Stages(stages), hop }.legal()
-    }
-
-    /// Every stage with the median times that its turns had in a timeline, so that one turn that
-    /// was delayed has little effect. First and second runs of forwards count together. If weight
-    /// gradients are not separate turns, a whole backward counts as B.
-    pub fn measured(timeline: &Timeline, hop: f64) -> Result<Self> {
-        let all = || timeline.stage_groups.iter().flatten();
-        let stages = all().map(|timed| timed.stage + 1).max().unwrap_or(0);
-        let usual = |stage: usize, parts: &[Part]| {
-            let own = all().filter(|t| t.stage == stage && parts.contains(&t.turn.part));
-            median(own.map(|timed| timed.end - timed.start).collect())
-        };
-        let times = |stage: usize| {
-            let whole = || usual(stage, &[Part::BW]).or(usual(stage, &[Part::FBW])).unwrap_or(0.0);
-            Times {
-                f: usual(stage, &[Part::F, Part::R]).unwrap_or(0.0),
-                b: usual(stage, &[Part::B]).unwrap_or_else(whole),
-                w: usual(stage, &[Part::W]).unwrap_or(0.0),
-            }
-        };
-        Self::uneven((0..stages).map(times).collect(), hop)
     }
 
     /// How long a message takes between two stage groups.
@@ -187,24 +165,4 @@ fn plain((name, time): (&str, f64)) -> Result<()> {
     };
     let help = format!("a time is a number, 0 or above\n  {nearest}");
     Err(PipelineError::Costs { what: format!("{name} = {} is not accepted", typed(time)), help })
-}
-
-/// The median of some times.
-fn median(mut times: Vec<f64>) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    let (low, high) = (times.len().checked_sub(1)? / 2, times.len() / 2);
-    Some((times[low] + times[high]) / 2.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::median;
-
-    #[test]
-    fn one_time_of_many_moves_no_median() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!(median(vec![3.0]), Some(3.0));
-        assert_eq!(median(vec![4.0, 1.0]), Some(2.5));
-        assert_eq!(median(vec![2.0, 100.0, 1.0]), Some(2.0));
-    }
 }

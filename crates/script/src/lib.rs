@@ -71,7 +71,7 @@ pub use plan::{
 pub use scaling::{LossScaling, ScaleRule};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;
-pub use together::{Class, ClassMember, check_classes, check_together};
+pub use together::{ActionAt, Class, ClassMember, check_classes, check_together, meetings};
 pub use traffic::{traffic, traffic_of_class};
 pub use unit::{Member, Unit};
 pub use updates::Updates;

@@ -67,10 +67,7 @@ pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {
 pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
     let mut waits = Waits::of(classes);
     let all = Classes::of(classes)?;
-    for (send, receive) in all.messages()? {
-        waits.meet(&[send, receive]);
-    }
-    for members in all.collectives()? {
+    for members in all.meetings()? {
         waits.meet(&members);
     }
     match waits.cycle() {
@@ -81,11 +78,19 @@ pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
     }
 }
 
-/// An action: the index of its class, and its own index.
+/// The actions that take part in the same message, or in the same call of a collective: none of them
+/// ends before all of them have begun.
+pub fn meetings(classes: &[Class<'_>]) -> Result<Vec<Vec<ActionAt>>, ScriptError> {
+    Classes::of(classes)?.meetings()
+}
+
+/// An action of one of several classes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct At {
-    class: usize,
-    action: usize,
+pub struct ActionAt {
+    /// The index of its class.
+    pub class: usize,
+    /// Its index in the script of the class.
+    pub action: usize,
 }
 
 fn apart(rank: usize, why: impl Into<String>, help: &str) -> ScriptError {
@@ -94,7 +99,7 @@ fn apart(rank: usize, why: impl Into<String>, help: &str) -> ScriptError {
 
 /// One end of a message.
 struct End<'a> {
-    at: At,
+    at: ActionAt,
     message: &'a Message,
 }
 
@@ -119,7 +124,12 @@ impl<'a> Classes<'a> {
         Ok(Self { classes, of_rank })
     }
 
-    fn describe(&self, at: At) -> String {
+    fn meetings(&self) -> Result<Vec<Vec<ActionAt>>, ScriptError> {
+        let messages = self.messages()?.into_iter().map(|(send, receive)| vec![send, receive]);
+        Ok(messages.chain(self.collectives()?).collect())
+    }
+
+    fn describe(&self, at: ActionAt) -> String {
         let script = self.classes[at.class].script;
         format!("rank {}, action {} ({})", script.rank, at.action, script.actions[at.action].label)
     }
@@ -127,7 +137,7 @@ impl<'a> Classes<'a> {
     /// Every message of every rank: both of its ends, where they occur.
     fn ends(&self) -> BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> {
         let mut channels: BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> = BTreeMap::new();
-        let mut add = |rank: usize, at: At, messages: &'a [Message]| {
+        let mut add = |rank: usize, at: ActionAt, messages: &'a [Message]| {
             let side = match self.classes[at.class].script.actions[at.action].kind {
                 Kind::Send { .. } => 0,
                 _ => 1,
@@ -144,12 +154,12 @@ impl<'a> Classes<'a> {
         for (class, known) in self.classes.iter().enumerate() {
             for (action, done) in known.script.actions.iter().enumerate() {
                 if let Kind::Send { messages, .. } | Kind::Receive { messages, .. } = &done.kind {
-                    add(known.script.rank, At { class, action }, messages);
+                    add(known.script.rank, ActionAt { class, action }, messages);
                 }
             }
             for other in &known.others {
                 for (action, messages) in &other.messages {
-                    add(other.rank, At { class, action: *action }, messages);
+                    add(other.rank, ActionAt { class, action: *action }, messages);
                 }
             }
         }
@@ -157,7 +167,7 @@ impl<'a> Classes<'a> {
     }
 
     /// The matching pairs of sends and receives.
-    fn messages(&self) -> Result<BTreeSet<(At, At)>, ScriptError> {
+    fn messages(&self) -> Result<BTreeSet<(ActionAt, ActionAt)>, ScriptError> {
         let mut pairs = BTreeSet::new();
         for ((from, to, channel), [sent, taken]) in self.ends() {
             let way = format!("on channel {channel} from rank {from} to rank {to}");
@@ -186,10 +196,10 @@ impl<'a> Classes<'a> {
     }
 
     /// The actions in which ranks communicate in a program, grouped by call.
-    fn collectives(&self) -> Result<Vec<Vec<At>>, ScriptError> {
+    fn collectives(&self) -> Result<Vec<Vec<ActionAt>>, ScriptError> {
         // For each set of classes: the ranks of one such group, and for each class the calls it
         // makes with the others, in order.
-        type Calls = (Vec<usize>, BTreeMap<usize, Vec<At>>);
+        type Calls = (Vec<usize>, BTreeMap<usize, Vec<ActionAt>>);
         let mut groups: BTreeMap<Vec<usize>, Calls> = BTreeMap::new();
         for (class, known) in self.classes.iter().enumerate() {
             let script = known.script;
@@ -201,13 +211,13 @@ impl<'a> Classes<'a> {
                     let classes = self.classes_of(script.rank, group)?;
                     let entry = groups.entry(classes);
                     let (_, calls) = entry.or_insert_with(|| (group.clone(), BTreeMap::new()));
-                    calls.entry(class).or_default().push(At { class, action });
+                    calls.entry(class).or_default().push(ActionAt { class, action });
                 }
             }
         }
         let mut found = Vec::new();
         for (classes, (group, calls)) in groups {
-            let lists: Vec<&[At]> = classes
+            let lists: Vec<&[ActionAt]> = classes
                 .iter()
                 .map(|class| calls.get(class).map_or(&[][..], Vec::as_slice))
                 .collect();
@@ -239,10 +249,10 @@ impl<'a> Classes<'a> {
         &self,
         classes: &[usize],
         group: &[usize],
-        lists: &[&[At]],
+        lists: &[&[ActionAt]],
         number: usize,
-    ) -> Result<Vec<At>, ScriptError> {
-        let mut members: Vec<At> = Vec::new();
+    ) -> Result<Vec<ActionAt>, ScriptError> {
+        let mut members: Vec<ActionAt> = Vec::new();
         for (&class, list) in classes.iter().zip(lists) {
             let rank = self.classes[class].script.rank;
             let Some(&at) = list.get(number) else {
@@ -253,7 +263,7 @@ impl<'a> Classes<'a> {
                 );
                 return Err(apart(rank, why, "let every rank of a group run the same programs"));
             };
-            let what = |at: At| {
+            let what = |at: ActionAt| {
                 let script = self.classes[at.class].script;
                 let action = &script.actions[at.action];
                 let program = action.run().map(|run| script.programs[run.program.0].placed.hash);
@@ -322,15 +332,15 @@ impl Waits {
         let mut waits = Self { firsts, on: vec![Vec::new(); 2 * total] };
         for (number, class) in classes.iter().enumerate() {
             for action in 0..class.script.actions.len() {
-                let [begins, ends] = waits.events(At { class: number, action });
+                let [begins, ends] = waits.events(ActionAt { class: number, action });
                 waits.on[ends].push(begins);
                 for before in class.order.direct(action) {
-                    let [_, ended] = waits.events(At { class: number, action: before });
+                    let [_, ended] = waits.events(ActionAt { class: number, action: before });
                     waits.on[begins].push(ended);
                 }
                 if let Some(before) = action.checked_sub(1) {
                     let inline = class.script.actions[before].lane.ends_in_order();
-                    let issued = waits.events(At { class: number, action: before });
+                    let issued = waits.events(ActionAt { class: number, action: before });
                     waits.on[begins].push(issued[usize::from(inline)]);
                 }
             }
@@ -339,13 +349,13 @@ impl Waits {
     }
 
     /// The beginning and the end of an action.
-    fn events(&self, at: At) -> [usize; 2] {
+    fn events(&self, at: ActionAt) -> [usize; 2] {
         let number = self.firsts[at.class] + at.action;
         [2 * number, 2 * number + 1]
     }
 
     /// None of these actions ends before all of them have begun.
-    fn meet(&mut self, actions: &[At]) {
+    fn meet(&mut self, actions: &[ActionAt]) {
         let moment = self.on.len();
         self.on.push(Vec::new());
         for &at in actions {
@@ -356,8 +366,8 @@ impl Waits {
     }
 
     /// A cycle of actions, each of which waits for the next; none if all can end.
-    fn cycle(&self) -> Option<Vec<At>> {
-        let mut cycle: Vec<At> =
+    fn cycle(&self) -> Option<Vec<ActionAt>> {
+        let mut cycle: Vec<ActionAt> =
             cycle(&self.on)?.into_iter().filter_map(|e| self.action(e)).collect();
         cycle.dedup();
         if cycle.len() > 1 && cycle.first() == cycle.last() {
@@ -367,9 +377,10 @@ impl Waits {
     }
 
     /// The action that begins or ends with an event; none where actions meet.
-    fn action(&self, event: usize) -> Option<At> {
+    fn action(&self, event: usize) -> Option<ActionAt> {
         let number = event / 2;
         let class = self.firsts.partition_point(|&first| first <= number).checked_sub(1)?;
-        (class + 1 < self.firsts.len()).then(|| At { class, action: number - self.firsts[class] })
+        (class + 1 < self.firsts.len())
+            .then(|| ActionAt { class, action: number - self.firsts[class] })
     }
 }

@@ -15,7 +15,7 @@ use phalanx_script::{Category, Moved, Outcome, Part, Route, ScheduledRun, Script
 
 use super::command::{Exposed, Measured, Reply, StatePiece, StateRange, StepReply};
 use super::save::SavedFiles;
-use super::traced::Traced;
+use super::traced::{Traced, TracedStep};
 use super::{StepResult, StepScale};
 
 /// A value that can be written as bytes and read back.
@@ -195,6 +195,7 @@ fields! {
     StepResult { loss, grad_norm, scaling }
     StepScale { loss_scale, overflowed, skipped }
     StepReply { result, outcome, traced }
+    TracedStep { script, actions }
     Traced { label, turn, peers, value, bytes, times, kernels }
     CallPart { name, started, ended }
     ScheduledRun { instance, part, microbatch }
@@ -391,6 +392,7 @@ mod tests {
         let kernels = vec![CallPart { name: "product".to_owned(), started: ms(2), ended: ms(3) }];
         let (turn, value) = (Some(turn), Some(value));
         let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times, kernels };
+        let step = TracedStep { script: ScriptKey::SaveAndTrain, actions: vec![traced] };
         let scaling = Some(StepScale { loss_scale: 8.0, overflowed: true, skipped: 3 });
         let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY, scaling };
         let outcome = Outcome::Repeat(ScriptKey::Train);
@@ -407,7 +409,7 @@ mod tests {
         };
         vec![
             Reply::Done,
-            Reply::Steps(vec![StepReply { result, outcome, traced: Some(vec![traced]) }]),
+            Reply::Steps(vec![StepReply { result, outcome, traced: Some(step) }]),
             Reply::Loss(3.25),
             Reply::Shown(None),
             Reply::Shown(Some(Exposed { shape: vec![2, 3], pieces: vec![piece.clone()] })),

@@ -17,7 +17,7 @@ use super::StepResult;
 use super::feed::StepData;
 use super::restore::StateSource;
 use super::save::{SaveTargets, SavedFiles};
-use super::traced::Traced;
+use super::traced::TracedStep;
 use phalanx_error::Result;
 
 /// What a rank is asked to do.
@@ -160,7 +160,7 @@ pub struct StepReply {
     /// How it ended.
     pub outcome: Outcome,
     /// Its actions with their times, if it was timed.
-    pub traced: Option<Vec<Traced>>,
+    pub traced: Option<TracedStep>,
 }
 
 /// What a rank has counted since it was created.

@@ -9,7 +9,7 @@ use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey};
 
 use super::planner::Planner;
 use super::settings::{MemoryExcess, Settings};
-use super::traced::Timetable;
+use super::traced::{RankScript, Timetable};
 use super::{Session, asynchronous};
 use phalanx_error::Result;
 
@@ -35,6 +35,8 @@ pub(super) struct Known {
     pub(super) layout: String,
     /// Which stage group runs what, and in which order.
     pub(super) timetable: Timetable,
+    /// The scripts of steps that can be traced, one for each class of ranks.
+    pub(super) scripts: BTreeMap<ScriptKey, Vec<RankScript>>,
     /// The names of the values that the model exposes when it predicts.
     pub(super) exposed: Vec<String>,
     /// The scripts whose model exposes what it predicts.
@@ -157,6 +159,7 @@ impl Known {
             moved,
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
+            scripts: planner.steps()?,
             exposed: lowered.exposed(),
             predicting: lowered.exposing(port::PREDICTION),
             has_experts: lowered.exposing(port::CHOSEN).contains(&ScriptKey::Train),

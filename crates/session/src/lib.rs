@@ -87,7 +87,7 @@ pub use restore::{Restored, Seeded, StateSource, read_as};
 pub use save::{FULL, SaveTargets, SavedFiles};
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
-pub use traced::{Timetable, Trace, Traced};
+pub use traced::{RankScript, Timetable, Trace, Traced, TracedStep};
 pub use worker::RankWorker;
 
 use command::Given;
@@ -154,9 +154,12 @@ impl Session {
                 let at = steps.get_mut((step - from) as usize)?;
                 at.traced.take()
             };
-            let ranks = by_rank.iter_mut().filter_map(timed).collect();
+            let traced: Vec<TracedStep> = by_rank.iter_mut().filter_map(timed).collect();
+            let script = traced.first().map_or(ScriptKey::Train, |first| first.script);
+            let scripts = self.known.scripts[&script].clone();
+            let ranks = traced.into_iter().map(|own| own.actions).collect();
             let timetable = self.known.timetable.clone();
-            self.trace = Some(Trace { step, timetable, ranks });
+            self.trace = Some(Trace { step, timetable, ranks, scripts });
         }
         // All ranks of a replica give the same results.
         let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();

@@ -7,17 +7,18 @@
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use phalanx_ir::Model;
 use phalanx_script::{
-    Class, ClassMember, Inference, MemoryPlan, Moved, Plan, RankPlace, Route, Script,
-    ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, average_script,
+    Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript, RankPlace, Route,
+    Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, average_script,
     check_classes, eval_script, saving_script, traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
 use super::save::Writers;
+use super::traced::RankScript;
 use phalanx_error::Result;
 
 /// Makes the plans of ranks from what they have in common.
@@ -170,15 +171,27 @@ impl<'a> Planner<'a> {
     pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
         let (classes, mut moved) = (self.classes()?, BTreeMap::new());
         for key in self.keys() {
-            let all: Vec<Class<'_>> = (classes.iter())
-                .filter_map(|class| class.of(key, self.world(key, class.replica)))
+            let all: Vec<RankScript> = (classes.iter())
+                .filter_map(|class| class.ranks_of(key, self.world(key, class.replica)))
                 .collect();
+            let all: Vec<Class<'_>> = all.iter().map(RankScript::class).collect();
             check_classes(&all)?;
             if key == ScriptKey::Train {
                 moved = all.iter().flat_map(traffic_of_class).collect();
             }
         }
         Ok(moved.into_values().collect())
+    }
+
+    /// The scripts of single steps, one for each class of ranks.
+    pub fn steps(&self) -> Result<BTreeMap<ScriptKey, Vec<RankScript>>> {
+        let classes = self.classes()?;
+        let of = |key| {
+            let own = |class: &ClassPlan| class.ranks_of(key, self.world(key, class.replica));
+            (key, classes.iter().filter_map(own).collect())
+        };
+        let keys = [ScriptKey::Train, ScriptKey::SaveAndTrain];
+        Ok(keys.into_iter().filter(|key| self.keys().contains(key)).map(of).collect())
     }
 
     /// A number that differs between plans: processes compare it, each having planned by itself.
@@ -230,19 +243,20 @@ impl ClassPlan {
         &planned.expect("a session has a script").memory
     }
 
-    fn script(&self, key: ScriptKey) -> Option<&phalanx_script::PlannedScript> {
+    fn script(&self, key: ScriptKey) -> Option<&Arc<PlannedScript>> {
         let mut scripts = self.plan.scripts();
-        scripts.find(|(other, _)| *other == key).map(|(_, planned)| &**planned)
+        scripts.find(|(other, _)| *other == key).map(|(_, planned)| planned)
     }
 
-    /// The class as the checker sees it, in one of its scripts.
-    fn of(&self, key: ScriptKey, world: &World<'_>) -> Option<Class<'_>> {
-        let planned = self.script(key)?;
+    /// The ranks as the checker sees them, in one of their scripts.
+    fn ranks_of(&self, key: ScriptKey, world: &World<'_>) -> Option<RankScript> {
+        let planned = self.script(key)?.clone();
         let others = self.places.iter().zip(&self.ranks).skip(1).map(|(at, rank)| ClassMember {
             rank: *rank,
             messages: world.messages(&planned.script, *at),
         });
-        Some(Class { script: &planned.script, order: &planned.order, others: others.collect() })
+        let others = others.collect();
+        Some(RankScript { planned, others })
     }
 }
 

@@ -1,11 +1,15 @@
 //! A measured step: what every rank did, and when.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use phalanx_engine::CallPart;
 use phalanx_pipeline::Schedule;
 use phalanx_runtime::TimedAction;
-use phalanx_script::{Kind, Lane, Message, RankPlace, ScheduledRun, Script, Value};
+use phalanx_script::{
+    Class, ClassMember, Kind, Lane, Message, PlannedScript, RankPlace, ScheduledRun, Script,
+    ScriptKey, Value,
+};
 
 use super::Lowered;
 use phalanx_error::Result;
@@ -19,6 +23,41 @@ pub struct Trace {
     pub timetable: Timetable,
     /// By rank.
     pub ranks: Vec<Vec<Traced>>,
+    /// What ran: one script for each class of ranks that do the same.
+    pub scripts: Vec<RankScript>,
+}
+
+impl Trace {
+    /// The scripts as checker and player take them.
+    pub fn classes(&self) -> Vec<Class<'_>> {
+        self.scripts.iter().map(RankScript::class).collect()
+    }
+}
+
+/// The script of the first of several ranks that do the same, each on its part of the data.
+#[derive(Clone, Debug)]
+pub struct RankScript {
+    /// What it does.
+    pub planned: Arc<PlannedScript>,
+    /// The other ranks.
+    pub others: Vec<ClassMember>,
+}
+
+impl RankScript {
+    /// The ranks as checker and player take them.
+    pub fn class(&self) -> Class<'_> {
+        let PlannedScript { script, order, .. } = &*self.planned;
+        Class { script, order, others: self.others.clone() }
+    }
+}
+
+/// The actions of a rank in a step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TracedStep {
+    /// The script that ran.
+    pub script: ScriptKey,
+    /// Its actions that call something, in the order of issue.
+    pub actions: Vec<Traced>,
 }
 
 /// The order of a step's work, which does not change from step to step.
@@ -55,7 +94,8 @@ pub struct Traced {
 }
 
 impl Timetable {
-    pub(crate) fn new(lowered: &Lowered) -> Result<Self> {
+    /// What a model's ranks do in a step.
+    pub fn new(lowered: &Lowered) -> Result<Self> {
         let (pipeline, parts) =
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
         let (schedule, stages) =

@@ -30,7 +30,7 @@ use super::replicas::BatchShare;
 use super::restore::{NewRun, StateSource};
 use super::save::{SaveTargets, Saves};
 use super::store::{ReadParam, Store};
-use super::traced::describe;
+use super::traced::{TracedStep, describe};
 use super::{Models, Settings, StepResult, StepScale};
 use phalanx_error::{Error, Problem, Result};
 
@@ -223,7 +223,8 @@ impl<E: Engine> RankWorker<E> {
                 Some(origin) => {
                     let timed = self.executor.run_traced(id, origin)?;
                     let parts = self.executor.traced_parts(id)?;
-                    traced = Some(describe(timed, parts, self.executor.script(id)));
+                    let actions = describe(timed, parts, self.executor.script(id));
+                    traced = Some(TracedStep { script: key, actions });
                 }
             }
             if trains {

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 28] = [
+const HEIGHTS: [(&str, u32); 29] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-recovery", 0),
@@ -23,6 +23,7 @@ const HEIGHTS: [(&str, u32); 28] = [
     ("phalanx-spmd", 2),
     ("phalanx-script", 3),
     ("phalanx-pipeline", 4),
+    ("phalanx-sim", 4),
     ("phalanx-engine", 2),
     ("phalanx-reference", 5),
     ("phalanx-cpu", 5),
@@ -41,7 +42,7 @@ const HEIGHTS: [(&str, u32); 28] = [
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 11] = [
+const PURE: [&str; 12] = [
     "ir",
     "call",
     "cost",
@@ -50,6 +51,7 @@ const PURE: [&str; 11] = [
     "spmd",
     "script",
     "pipeline",
+    "sim",
     "engine",
     "reference",
     "recovery",

@@ -391,11 +391,13 @@ fn next(summary: &Summary) -> Vec<String> {
 }
 
 /// Where a trace is, and what to do with it.
-fn where_traced(Written { step, file, drawing, measured, predicted }: &Written) -> String {
+fn where_traced(written: &Written) -> String {
+    let Written { step, file, drawing, measured, replayed, predicted } = written;
     let (file, drawing) = (file.display(), drawing.display());
     format!(
         "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing)\n\
-         its turns took {measured:.1} ms, predicted {predicted:.1} ms; both drawn: {drawing}"
+         it took {measured:.2} ms, replayed from its scripts {replayed:.2} ms, predicted {predicted:.2} ms; \
+         drawn: {drawing}"
     )
 }
 

@@ -59,8 +59,9 @@ pub fn chrome(trace: &Trace, played: &Timelines) -> Value {
         "otherData": {
             "step": trace.step,
             "schedule": trace.timetable.schedule.name(),
-            "measured_ms": played.measured.makespan,
-            "predicted_ms": played.predicted.makespan,
+            "measured_ms": played.replay.step,
+            "replayed_ms": played.replay.replayed.makespan,
+            "predicted_ms": played.replay.predicted.makespan,
         },
         "traceEvents": events,
     })

@@ -5,21 +5,25 @@
 //! counts as backward. A forward that is run again is a separate turn, drawn when it ran: it needs
 //! nothing from other stage groups, so it may end before the gradient arrives.
 //!
-//! The prediction is a simulation of the same turns, each with the median time of its stage and
-//! part, and with messages that take no time. The measured timeline is longer because of noise,
-//! messages, and ranks that share a core.
+//! The prediction is the same scripts, played with the median time of each program, message and
+//! collective. The measured timeline is longer because of noise, and of ranks that share a core.
+//! Below the turns are what the script does besides: weights that are gathered, gradients that are
+//! summed, updates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use phalanx_pipeline::picture::{Panel, svg};
-use phalanx_pipeline::{At, Schedule, Timeline, TurnCosts, simulate};
-use phalanx_script::Part;
+use phalanx_pipeline::picture::{BesideKind, BesideTurns, Panel, svg};
+use phalanx_pipeline::{At, Schedule, Timeline};
+use phalanx_script::{Class, Kind, Lane, Part, ScheduledRun};
+use phalanx_sim::{ActionTimes, MeasuredTimes, Playback};
 
+use super::replay::{Replay, turns};
 use phalanx_error::Result;
 use phalanx_session::{Timetable, Trace};
 
-/// A schedule as it was measured and as it was predicted, in milliseconds.
+/// A step as it was measured and as it was predicted, in milliseconds from the first issue of any
+/// rank.
 #[derive(Clone, Debug)]
 pub struct Timelines {
     /// The schedule of the trace, with the second forwards that were run.
@@ -28,35 +32,94 @@ pub struct Timelines {
     pub measured: Timeline,
     /// As it was predicted.
     pub predicted: Timeline,
+    /// By stage group: what is done besides the turns, as measured and as predicted.
+    pub beside: [Vec<Vec<BesideTurns>>; 2],
+    /// The step beside what its scripts say.
+    pub replay: Replay,
 }
 
 impl Timelines {
     /// The timelines of a trace.
     pub fn new(trace: &Trace) -> Result<Self> {
-        let Timetable { schedule, stages, .. } = &trace.timetable;
-        let ran: Vec<RankTimes> = (0..schedule.stage_groups())
-            .map(|stage_group| RankTimes::new(trace, stage_group))
-            .collect();
-        let schedule = schedule.with_second_forwards(|at| {
-            let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
-            ran[at.stage_group].stretch(stage, microbatch, Part::R).is_some()
-        })?;
-        let times: Vec<Vec<Stretch>> = ran.iter().map(|ran| ran.turns(&schedule, stages)).collect();
-        let measured =
-            Timeline::measured(&schedule, |At { stage_group, index }| times[stage_group][index]);
-        let predicted = simulate(&schedule, &TurnCosts::measured(&measured, 0.0)?)?;
-        Ok(Self { schedule, measured, predicted })
+        let (replay, all) = (Replay::new(trace)?, trace.classes());
+        let timetable = &trace.timetable;
+        // One class for each stage group; other replicas do the same.
+        let class = |stage_group: usize| {
+            let of = |class: &Class<'_>| timetable.places[class.script.rank].stage_group;
+            all.iter().position(|class| of(class) == stage_group).expect("a stage group has ranks")
+        };
+        let own: Vec<usize> = (0..timetable.schedule.stage_groups()).map(class).collect();
+        let schedule =
+            with_second_forwards(timetable, &own.iter().map(|&at| &all[at]).collect::<Vec<_>>())?;
+        let timeline = |times: &[MeasuredTimes], step: f64| {
+            let again = schedule.all().any(|(_, turn)| turn.part == Part::R);
+            let of = |(stage_group, &at): (usize, &usize)| {
+                let ran = RankTimes::new(timetable, again, turns(&all[at], &times[at]));
+                ran.turns(&schedule, stage_group, &timetable.stages)
+            };
+            let times: Vec<Vec<Stretch>> = own.iter().enumerate().map(of).collect();
+            let first =
+                times.iter().flatten().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
+            let at = |At { stage_group, index }| times[stage_group][index];
+            let turns = Timeline::measured(&schedule, at);
+            let after = step - first - turns.makespan;
+            turns.within(first, after)
+        };
+        let played = playback_times(&replay.predicted);
+        let measured = timeline(&replay.measured, replay.step);
+        let predicted = timeline(&played, replay.predicted.makespan);
+        let beside = [&replay.measured, &played]
+            .map(|times| own.iter().map(|&at| beside(&all[at], &times[at])).collect());
+        drop(all);
+        Ok(Self { schedule, measured, predicted, beside, replay })
     }
 }
 
 /// Both timelines on one scale.
-pub fn picture(Timelines { schedule, measured, predicted }: &Timelines) -> String {
-    let panel = |label, timeline| Panel {
+pub fn picture(timelines: &Timelines) -> String {
+    let Timelines { schedule, measured, predicted, beside, .. } = timelines;
+    let panel = |label, timeline, beside| Panel {
         label: Some(label),
         unit: "ms",
+        beside,
         ..Panel::new(schedule, timeline)
     };
-    svg(&[panel("measured", measured), panel("predicted", predicted)])
+    let [seen, played] = beside;
+    svg(&[panel("measured", measured, seen), panel("predicted", predicted, played)])
+}
+
+/// The schedule with the second forwards that its scripts have.
+fn with_second_forwards(timetable: &Timetable, classes: &[&Class<'_>]) -> Result<Schedule> {
+    let Timetable { schedule, stages, .. } = timetable;
+    Ok(schedule.with_second_forwards(|at| {
+        let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
+        let mut turns = classes[at.stage_group].script.turns.iter().map(|(_, turn)| turn);
+        turns.any(|turn| {
+            turn.part == Part::R && turn.microbatch == microbatch && stage.contains(&turn.instance)
+        })
+    })?)
+}
+
+/// What was played, as if it had been measured.
+fn playback_times(playback: &Playback) -> Vec<MeasuredTimes> {
+    playback.classes.iter().map(|own| own.iter().copied().map(Some).collect()).collect()
+}
+
+/// What a script does besides its turns, and besides messages.
+fn beside(class: &Class<'_>, times: &MeasuredTimes) -> Vec<BesideTurns> {
+    let turns: BTreeSet<usize> = class.script.turns.iter().map(|(action, _)| *action).collect();
+    let own = |(number, action): (usize, &phalanx_script::Action)| {
+        let kind = match (&action.kind, action.lane) {
+            (Kind::Gather(_), _) | (_, Lane::Gather) => BesideKind::Gather,
+            (Kind::Reduce { .. }, _) | (_, Lane::Reduce) => BesideKind::Sum,
+            (Kind::Run(_) | Kind::Update { .. } | Kind::Clear { .. }, _) => BesideKind::Update,
+            _ => return None,
+        };
+        let ActionTimes { started, ended, .. } =
+            times[number].filter(|_| !turns.contains(&number))?;
+        Some(BesideTurns { kind, start: started, end: ended, what: action.label.clone() })
+    };
+    class.script.actions.iter().enumerate().filter_map(own).collect()
 }
 
 /// Start and end.
@@ -64,44 +127,41 @@ type Stretch = (f64, f64);
 
 /// What the first rank of a stage group ran, by instance and micro-batch.
 struct RankTimes {
-    stage_group: usize,
     parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
 }
 
 impl RankTimes {
-    fn new(trace: &Trace, stage_group: usize) -> Self {
-        let Timetable { stages, places, .. } = &trace.timetable;
-        let first = places
-            .iter()
-            .position(|at| at.stage_group == stage_group && at.place == 0)
-            .unwrap_or(0);
-        let turns = || trace.ranks.iter().flatten().filter_map(|traced| traced.turn);
+    fn new(
+        timetable: &Timetable,
+        again: bool,
+        turns: impl Iterator<Item = (ScheduledRun, ActionTimes)>,
+    ) -> Self {
         // Where stages are recomputed, the model's last instance runs its forward right before its
         // backward, and that forward counts as backward, as it does where both are one program.
-        let again = turns().any(|turn| turn.part == Part::R);
-        let late = stages.last().map(|stage| stage.end - 1).filter(|_| again);
+        let late = timetable.stages.last().map(|stage| stage.end - 1).filter(|_| again);
         let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for traced in &trace.ranks[first] {
-            let [start, end] =
-                [traced.times.started, traced.times.ended].map(|t| 1e3 * t.as_secs_f64());
-            if let Some(turn) = traced.turn {
-                let fused = turn.part == Part::F && late == Some(turn.instance);
-                let part = if fused { Part::FBW } else { turn.part };
-                let own = parts.entry((turn.instance, turn.microbatch)).or_default();
-                own.push((part, (start, end)));
-            }
+        for (turn, ActionTimes { started, ended, .. }) in turns {
+            let fused = turn.part == Part::F && late == Some(turn.instance);
+            let part = if fused { Part::FBW } else { turn.part };
+            let own = parts.entry((turn.instance, turn.microbatch)).or_default();
+            own.push((part, (started, ended)));
         }
-        Self { stage_group, parts }
+        Self { parts }
     }
 
     /// When each turn of the stage group's list ran.
-    fn turns(&self, schedule: &Schedule, stages: &[Range<usize>]) -> Vec<Stretch> {
+    fn turns(
+        &self,
+        schedule: &Schedule,
+        stage_group: usize,
+        stages: &[Range<usize>],
+    ) -> Vec<Stretch> {
         let of = |index: usize| {
-            let at = At { stage_group: self.stage_group, index };
+            let at = At { stage_group, index };
             let turn = schedule.turn(at);
             self.stretch(&stages[schedule.stage(at)], turn.microbatch, turn.part)
         };
-        filled((0..schedule.turns(self.stage_group).len()).map(of).collect())
+        filled((0..schedule.turns(stage_group).len()).map(of).collect())
     }
 
     /// From the start of the first action of a turn to the end of its last, if it has any.

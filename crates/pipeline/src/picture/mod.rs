@@ -3,6 +3,7 @@
 //! [`text`] is for terminals, plain or coloured; [`svg`] is for pages and papers. Both take several
 //! schedules and draw them below each other, with one time scale.
 
+mod beside;
 mod guests;
 mod palette;
 mod scale;
@@ -32,12 +33,43 @@ pub struct Panel<'a> {
     pub label: Option<&'a str>,
     /// The unit of times: `ms`, or empty if only their ratios matter.
     pub unit: &'a str,
+    /// For each stage group: what it does besides its turns; empty if that is not known.
+    pub beside: &'a [Vec<BesideTurns>],
+}
+
+/// Something that a stage group does besides its turns.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BesideTurns {
+    /// What it is for.
+    pub kind: BesideKind,
+    /// When it starts.
+    pub start: f64,
+    /// When it ends.
+    pub end: f64,
+    /// In words: `blocks.3 gather`.
+    pub what: String,
+}
+
+/// What an action besides the turns is for, in the order of the lines that pictures give them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum BesideKind {
+    /// Weights are gathered.
+    Gather,
+    /// Gradients are summed over ranks.
+    Sum,
+    /// Programs between the last turn and the next step: norms, scaling and updates.
+    Update,
+}
+
+impl BesideKind {
+    /// Every kind.
+    pub const ALL: [BesideKind; 3] = [BesideKind::Gather, BesideKind::Sum, BesideKind::Update];
 }
 
 impl<'a> Panel<'a> {
     /// A schedule under its own name, with times that have no unit.
     pub fn new(schedule: &'a Schedule, timeline: &'a Timeline) -> Self {
-        Panel { schedule, timeline, label: None, unit: "" }
+        Panel { schedule, timeline, label: None, unit: "", beside: &[] }
     }
 
     /// The name above the picture.

@@ -3,6 +3,7 @@
 //! Every stage group is a row; its waiting times are hatched; bars on the right show the most that
 //! it keeps, on one scale. The numbers in the blocks are micro-batches.
 
+use super::beside;
 use super::guests::guests;
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
@@ -12,11 +13,11 @@ use phalanx_script::Part;
 
 /// The height of a row and the space between two rows, in pixels.
 const ROW: f64 = 24.0;
-const GAP: f64 = 4.0;
+pub(super) const GAP: f64 = 4.0;
 /// The height of the narrow row of micro-batches that wait elsewhere.
 const NARROW: f64 = 14.0;
 /// From the left edge to time 0.
-const LEFT: f64 = 74.0;
+pub(super) const LEFT: f64 = 74.0;
 /// From the last end to the right edge: room for bars and their numbers.
 const RIGHT: f64 = 190.0;
 const BARS: f64 = 92.0;
@@ -71,13 +72,13 @@ fn rows(panel: &Panel<'_>) -> f64 {
 /// From one row to the next.
 fn pitch(panel: &Panel<'_>) -> f64 {
     let narrow = if panel.schedule.moves().is_empty() { 0.0 } else { NARROW + GAP };
-    ROW + GAP + narrow
+    ROW + GAP + narrow + beside::height(panel)
 }
 
-struct Drawing {
-    page: Page,
+pub(super) struct Drawing {
+    pub(super) page: Page,
     /// Pixels per unit of time.
-    scale: f64,
+    pub(super) scale: f64,
     width: f64,
     /// The value of the longest bar.
     most: f64,
@@ -124,6 +125,7 @@ impl Drawing {
             self.page.line((x, y - GAP), (x, y + 3.0));
         }
         self.guests(panel, stage_group, y + ROW + GAP / 2.0);
+        self.beside(panel, stage_group, y + pitch(panel) - GAP - beside::height(panel));
         self.bars(panel, stage_group, y);
     }
 
@@ -260,13 +262,14 @@ impl Drawing {
                 "below a row: leaves or comes back (white), kept for another (grey)",
             );
         }
+        x = self.beside_legend(panels, x, y);
         if has_versions(panels) {
             self.word(x, y, "dots: version of the weights, modulo 4; ticks: updates");
         }
     }
 
     /// A word of the legend; gives where the next entry starts.
-    fn word(&mut self, x: f64, y: f64, words: &str) -> f64 {
+    pub(super) fn word(&mut self, x: f64, y: f64, words: &str) -> f64 {
         self.page.text((x + 5.0, y + 11.0), 11.5, Weight::Plain, Anchor::Start, words);
         x + 5.0 + 6.2 * words.chars().count() as f64 + 18.0
     }

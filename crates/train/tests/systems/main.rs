@@ -22,6 +22,7 @@ mod optimizers;
 mod parked;
 mod pipelines;
 mod planted;
+mod played;
 mod replicas;
 mod stages;
 mod support;

@@ -1,0 +1,112 @@
+//! Scripts that are played with given durations, against the simulator of schedules and closed forms.
+
+use phalanx_pipeline::{NamedSchedule, Times, TurnCosts, simulate};
+use phalanx_script::{Action, Class, Kind, Lane, Part, ScriptKey};
+use phalanx_session::{Planner, RankScript, Timetable};
+use phalanx_sim::{Durations, IssueRule, Playback, play};
+
+use crate::support::{Laid, laid, llama};
+
+/// The instance after the embedding and eight layers. It is not always the same turn that its forward belongs to.
+const HEAD: usize = 9;
+
+/// How long an instance takes: more the farther it is from the input, so that stages differ.
+fn of_instance(instance: usize, part: Part) -> f64 {
+    let one = 1.0 + instance as f64;
+    match part {
+        Part::F | Part::R => one,
+        Part::B => 2.0 * one,
+        Part::W => 0.5 * one,
+        Part::BW => 2.5 * one,
+        Part::FBW => 3.5 * one,
+    }
+}
+
+/// The part and instance of a turn take what they take, a head nothing if it is left out; anything else takes what
+/// `rest` says.
+fn durations(classes: &[Class<'_>], head: bool, rest: impl Fn(&Action) -> f64) -> Durations {
+    let mut given = Durations::given(classes, |_, action| rest(action));
+    for (class, own) in classes.iter().zip(&mut given.actions) {
+        for (action, turn) in &class.script.turns {
+            own[*action].work = match (turn.instance, head) {
+                (HEAD, false) => 0.0,
+                _ => of_instance(turn.instance, turn.part),
+            };
+        }
+    }
+    given
+}
+
+fn classes(laid: &Laid) -> Vec<RankScript> {
+    let planner = Planner::new(&laid.lowered).unwrap();
+    planner.steps().unwrap().remove(&ScriptKey::Train).unwrap()
+}
+
+fn played(laid: &Laid, rule: IssueRule, head: bool, rest: impl Fn(&Action) -> f64) -> Playback {
+    let scripts = classes(laid);
+    let classes: Vec<Class<'_>> = scripts.iter().map(RankScript::class).collect();
+    play(&classes, &durations(&classes, head, rest), rule).unwrap()
+}
+
+fn pipeline(schedule: NamedSchedule, pp: usize, more: &[&str]) -> Laid {
+    let (schedule, pp) = (format!("parallel.schedule={schedule}"), format!("parallel.pp={pp}"));
+    let own = ["model.layers=8", "train.microbatches=8", "train.batch_size=16", &schedule, &pp];
+    laid(&llama(&[&own, more].concat()), None)
+}
+
+/// If nothing but turns takes time, the script of a schedule takes what the schedule takes.
+#[test]
+fn scripts_take_what_their_schedules_take() {
+    for schedule in NamedSchedule::ALL {
+        let laid = pipeline(schedule, 4, &[]);
+        let timetable = Timetable::new(&laid.lowered).unwrap();
+        let stage = |stage: &std::ops::Range<usize>| {
+            let own = || stage.clone().filter(|instance| *instance != HEAD);
+            let sum = |part: Part| own().map(|instance| of_instance(instance, part)).sum();
+            Times { f: sum(Part::F), b: sum(Part::B), w: sum(Part::W) }
+        };
+        let costs = TurnCosts::uneven(timetable.stages.iter().map(stage).collect(), 0.0).unwrap();
+        let expected = simulate(&timetable.schedule, &costs).unwrap().makespan;
+        for rule in [IssueRule::Lanes, IssueRule::OneThread] {
+            let found = played(&laid, rule, false, |_| 0.0).makespan;
+            assert_eq!(found, expected, "{schedule}, {rule:?}");
+        }
+    }
+}
+
+/// What schedules do not know: gathers, sums and updates.
+#[test]
+fn gathers_sums_and_updates_take_their_time() {
+    let update = |action: &Action| match action.kind {
+        Kind::Update { .. } => 3.0,
+        _ => 0.0,
+    };
+    let updates = |laid: &Laid| {
+        let one = |own: &RankScript| {
+            let actions = own.planned.script.actions.iter();
+            actions.filter(|action| matches!(action.kind, Kind::Update { .. })).count()
+        };
+        classes(laid).iter().map(one).max().unwrap() as f64
+    };
+    // The norm needs all gradients, so updates begin when the last stage has finished.
+    let laid_out = pipeline(NamedSchedule::OneFOneB, 2, &[]);
+    let turns = played(&laid_out, IssueRule::Lanes, true, |_| 0.0).makespan;
+    let found = played(&laid_out, IssueRule::Lanes, true, update).makespan;
+    assert_eq!(found, turns + 3.0 * updates(&laid_out));
+    // ZeRO-3 gathers the first unit before anything else; a gather is one unit ahead of its use, so if all
+    // take less than the turns between, only the first is seen.
+    let gather = |action: &Action| match action.lane {
+        Lane::Gather => 0.25,
+        _ => 0.0,
+    };
+    let sharded = pipeline(NamedSchedule::OneFOneB, 2, &["parallel.dp=2", "parallel.zero=3"]);
+    let turns = played(&sharded, IssueRule::Lanes, true, |_| 0.0).makespan;
+    let found = played(&sharded, IssueRule::Lanes, true, gather).makespan;
+    assert_eq!(found, turns + 0.25);
+    // A gather that takes longer than all turns of a unit delays each of them.
+    let slow = played(&sharded, IssueRule::Lanes, true, |action| 400.0 * gather(action)).makespan;
+    let scripts = classes(&sharded);
+    let gathers = scripts[0].planned.script.actions.iter();
+    let gathers = gathers.filter(|action| action.lane == Lane::Gather).count();
+    assert!(slow >= 100.0 * gathers as f64, "{gathers} gathers, {slow}");
+}
