@@ -147,9 +147,12 @@ impl Processes {
         let local = self.job.environment().local;
         let (place, count) = local.unwrap_or((0, 1));
         let cores = share_cores(count, threads_per_rank, bind && local.is_some()).remove(place);
-        let (kept, streams) = (self.keep_memory()?, self.job.connect()?);
+        let (job, kept) = (&self.job, self.keep_memory()?);
         let options = Options { watch: self.watch(), ..self.options.clone() };
-        let endpoint = over_streams(self.job.rank(), streams, options, count, kept);
+        let endpoint = match job.mpi() {
+            Some(_) => over_streams(job.rank(), job.connect()?, options, count, kept),
+            None => over_streams(job.rank(), job.connect_two_ways()?, options, count, kept),
+        };
         Ok(LocalRank { endpoint, cores })
     }
 }

@@ -1,7 +1,7 @@
 //! Fresh streams between all processes of a job: one set for each world.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -116,7 +116,60 @@ impl Door {
     }
 }
 
+/// A connection for each direction: on one, large blocks that cross took twice as long in some processes, because
+/// TCP took packets for lost that were not (docs/communication.md).
+pub(super) struct TwoWays {
+    writes: Socket,
+    reads: Socket,
+}
+
+impl Read for TwoWays {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.reads.read(bytes)
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.reads.read_vectored(slices)
+    }
+}
+
+impl Write for TwoWays {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writes.write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.writes.write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writes.flush()
+    }
+}
+
+impl Stream for TwoWays {
+    fn watch(&self, poll: &mut Poll, write: bool) {
+        self.reads.watch(poll, false);
+        if write {
+            self.writes.watch(poll, true);
+        }
+    }
+}
+
 impl Membership {
+    /// As `connect`, with two connections for each stream. Of two ranks the lower one writes to the first.
+    pub(super) fn connect_two_ways(&self) -> Result<Vec<Option<TwoWays>>, CommError> {
+        let ways = self.connect()?.into_iter().zip(self.connect()?);
+        let stream = |(rank, ways)| match ways {
+            (Some(first), Some(second)) if rank > self.rank() => {
+                Some(TwoWays { writes: first, reads: second })
+            }
+            (Some(first), Some(second)) => Some(TwoWays { writes: second, reads: first }),
+            _ => None,
+        };
+        Ok(ways.enumerate().map(stream).collect())
+    }
+
     /// A stream to every other process, by rank, for a new world. All processes must call it
     /// together; worlds are counted, so that a process that is ahead is not taken for another.
     pub(super) fn connect(&self) -> Result<Vec<Option<Socket>>, CommError> {
