@@ -148,6 +148,7 @@ fn name_of(dtype: DType) -> &'static str {
         DType::Bf16 => "BF16",
         DType::F16 => "F16",
         DType::I32 => "I32",
+        DType::U16 => "U16",
         DType::Bool => "BOOL",
     }
 }

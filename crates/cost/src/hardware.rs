@@ -92,7 +92,9 @@ impl Peaks {
             DType::F32 => self.f32,
             DType::Bf16 => self.bf16,
             DType::F16 => self.f16,
-            DType::I32 | DType::Bool => panic!("there are no matrix products in {dtype}"),
+            DType::I32 | DType::U16 | DType::Bool => {
+                panic!("there are no matrix products in {dtype}")
+            }
         }
     }
 }

@@ -106,6 +106,7 @@ pub(crate) const fn type_name(dtype: DType) -> &'static str {
         DType::Bf16 => "bf16",
         DType::F16 => "half",
         DType::I32 => "int",
+        DType::U16 => "u16",
         DType::Bool => "u8",
     }
 }

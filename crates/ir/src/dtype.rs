@@ -16,21 +16,23 @@ pub enum DType {
     F16,
     /// Signed 32-bit integer: token ids, targets, positions, random keys.
     I32,
+    /// Unsigned 16-bit integer: the lower halves of masters ([`crate::halves`]).
+    U16,
     /// One byte, 0 or 1.
     Bool,
 }
 
 impl DType {
     /// Every element type, in printing order.
-    pub const ALL: [DType; 6] =
-        [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool];
+    pub const ALL: [DType; 7] =
+        [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32, DType::U16, DType::Bool];
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 | DType::F16 => 2,
+            DType::Bf16 | DType::F16 | DType::U16 => 2,
             DType::Bool => 1,
         }
     }
@@ -58,6 +60,7 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::I32 => "i32",
+            DType::U16 => "u16",
             DType::Bool => "bool",
         }
     }
@@ -74,7 +77,7 @@ impl FromStr for DType {
 
     fn from_str(text: &str) -> Result<Self, String> {
         DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| {
-            format!("unknown element type `{text}` (known: f64, f32, bf16, f16, i32, bool)")
+            format!("unknown element type `{text}` (known: f64, f32, bf16, f16, i32, u16, bool)")
         })
     }
 }

@@ -18,6 +18,7 @@ pub mod exchange;
 mod graph;
 pub mod half;
 mod halo;
+pub mod halves;
 pub mod layout;
 mod loops;
 pub mod mesh;

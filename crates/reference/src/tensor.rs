@@ -11,7 +11,7 @@ use crate::error::ReferenceError;
 pub enum TensorData {
     /// Any float type: held as `f64`, rounded to the element type.
     Float(Vec<f64>),
-    /// `i32`.
+    /// `i32` or `u16`.
     Int(Vec<i32>),
     /// `bool`.
     Bool(Vec<bool>),
@@ -95,6 +95,9 @@ impl RefTensor {
                 TensorData::Float(words(bytes).map(|w| f16::from_le_bytes(w).into()).collect())
             }
             DType::I32 => TensorData::Int(words(bytes).map(i32::from_le_bytes).collect()),
+            DType::U16 => {
+                TensorData::Int(words(bytes).map(|w| u16::from_le_bytes(w).into()).collect())
+            }
             DType::Bool => TensorData::Bool(bytes.iter().map(|&b| b != 0).collect()),
         };
         Ok(Self::from_data(dtype, shape, data))
@@ -111,6 +114,9 @@ impl RefTensor {
                     _ => (x as f32).to_le_bytes().to_vec(),
                 })
                 .collect(),
+            TensorData::Int(values) if self.dtype == DType::U16 => {
+                values.iter().flat_map(|&x| (x as u16).to_le_bytes()).collect()
+            }
             TensorData::Int(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             TensorData::Bool(values) => values.iter().map(|&x| u8::from(x)).collect(),
         }
@@ -144,6 +150,9 @@ impl RefTensor {
     pub(crate) fn rounded(dtype: DType, shape: &[usize], mut values: Vec<f64>) -> Self {
         let data = match dtype {
             DType::I32 => TensorData::Int(values.into_iter().map(|x| x as i32).collect()),
+            DType::U16 => {
+                TensorData::Int(values.into_iter().map(|x| i32::from(x as u16)).collect())
+            }
             DType::Bool => TensorData::Bool(values.into_iter().map(|x| x != 0.0).collect()),
             _ => {
                 values.iter_mut().for_each(|x| *x = round(dtype, *x));

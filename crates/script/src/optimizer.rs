@@ -1,7 +1,7 @@
 //! Update rules: their constants, their ops, and what they keep for each parameter.
 
-use phalanx_ir::ops::{AdamW, Decay, LambDirection, Lion, Sgd};
-use phalanx_ir::{DType, Op};
+use phalanx_ir::Op;
+use phalanx_ir::ops::{AdamW, Decay, LambDirection, Lion, Narrow, Sgd};
 
 /// The update rule; `decay` applies to parameters that decay.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -46,8 +46,8 @@ impl Optimizer {
     }
 
     /// The op that applies it, or that gives the direction of its step: `decays` gives the decay of a
-    /// unit at this rate, and `narrow` is the element type of the copy of weights that are masters.
-    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Option<DType>) -> Op {
+    /// unit at this rate.
+    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Narrow) -> Op {
         match self {
             Optimizer::AdamW { beta1, beta2, eps, decay } => {
                 AdamW { beta1, beta2, eps, decay: decays(decay), coupled: false, narrow }.into()

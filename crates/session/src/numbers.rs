@@ -19,7 +19,7 @@ pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
         DType::F32 => fill(values, out, |x| (x as f32).to_ne_bytes()),
         DType::Bf16 => fill(values, out, |x| bf16::from_f32(x as f32).to_ne_bytes()),
         DType::F16 => fill(values, out, |x| f16::from_f32(x as f32).to_ne_bytes()),
-        DType::I32 | DType::Bool => panic!("{dtype} values are not written"),
+        DType::I32 | DType::U16 | DType::Bool => panic!("{dtype} values are not written"),
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::F32 => each(bytes, |b| f64::from(f32::from_ne_bytes(b))),
         DType::Bf16 => each(bytes, |b| bf16::from_ne_bytes(b).to_f64()),
         DType::F16 => each(bytes, |b| f16::from_ne_bytes(b).to_f64()),
-        DType::I32 | DType::Bool => panic!("{dtype} values are not read"),
+        DType::I32 | DType::U16 | DType::Bool => panic!("{dtype} values are not read"),
     }
 }
 

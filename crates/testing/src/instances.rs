@@ -1,7 +1,10 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
 mod routing;
+mod split;
 mod windows;
+
+pub use split::SplitPair;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,7 +15,7 @@ use phalanx_ir::ops::{
     AdamW, Attend, AttendGrad, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds,
     Broadcast, Cast, Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout,
     Embedding, EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, KeyForm, KeyProduct, LambDirection,
-    LayerNorm, LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares,
+    LayerNorm, LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares, Narrow,
     PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary,
     Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary,
     UnaryGrad, UnaryKind, ZeroPadding,
@@ -367,13 +370,20 @@ impl Cases {
         let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| RefTensor::scalar(F64, x));
         let [go, stop] = [1.0, 0.0].map(|x| RefTensor::scalar(F64, x));
         let decay = Decay { rate: 0.1, first: 2, block: 5 };
-        let adamw =
-            AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, coupled: false, narrow: None };
+        let adamw = AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-3,
+            decay,
+            coupled: false,
+            narrow: Narrow::None,
+        };
         let adam = AdamW { coupled: true, ..adamw };
-        let lion = Lion { beta1: 0.9, beta2: 0.99, decay, narrow: None };
+        let lion = Lion { beta1: 0.9, beta2: 0.99, decay, narrow: Narrow::None };
         let lamb = LambDirection { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay };
-        let sgd = Sgd { momentum: 0.9, nesterov: true, decay, narrow: None };
+        let sgd = Sgd { momentum: 0.9, nesterov: true, decay, narrow: Narrow::None };
         for form in [Form::Tensor, Form::Unit] {
+            let first = self.0.len();
             self.add(adamw, &[&w, &g, &m, &v, &lr, &step, &clip]);
             self.add(adam, &[&w, &g, &m, &v, &lr, &step, &clip]);
             self.add(lamb, &[&w, &g, &m, &v, &lr, &step, &clip]);
@@ -389,8 +399,8 @@ impl Cases {
             self.add(ZeroPadding, &[&w]);
             self.add(MemberSquares { bounds: bounds.clone() }, &[&packed]);
             self.add(MemberScale { bounds: bounds.clone() }, &[&packed, &of("factors", 3)]);
-            let last = self.0.len() - 17;
-            self.0[last..].iter_mut().for_each(|case| case.form = form);
+            self.split_updates();
+            self.0[first..].iter_mut().for_each(|case| case.form = form);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The same op in another element type.
 
-use phalanx_ir::ops::AttentionKind;
+use phalanx_ir::ops::{AttentionKind, Narrow};
 use phalanx_ir::{DType, Op};
 use phalanx_reference::RefTensor;
 
@@ -34,12 +34,19 @@ fn with_type(op: &Op, dtype: DType) -> Op {
         Op::Conv2dWeightGrad(c) => c.out = dtype,
         Op::LinearCrossEntropy(l) => l.out = dtype,
         Op::Histogram(h) => h.out = dtype,
-        Op::AdamW(a) if dtype.size() == 2 => a.narrow = Some(dtype),
-        Op::Sgd(s) if dtype.size() == 2 => s.narrow = Some(dtype),
-        Op::Lion(l) if dtype.size() == 2 => l.narrow = Some(dtype),
+        Op::AdamW(a) if dtype.size() == 2 => narrow(&mut a.narrow, dtype),
+        Op::Sgd(s) if dtype.size() == 2 => narrow(&mut s.narrow, dtype),
+        Op::Lion(l) if dtype.size() == 2 => narrow(&mut l.narrow, dtype),
         _ => {}
     }
     op
+}
+
+/// Masters get copies, unless their upper halves are the weights.
+fn narrow(own: &mut Narrow, dtype: DType) {
+    if *own != Narrow::Split {
+        *own = Narrow::Copy(dtype);
+    }
 }
 
 /// The element type that an operand of this type has when the op computes in another one.

@@ -15,7 +15,7 @@ const LANES: usize = 64;
 
 /// Whether values of this type can be combined.
 pub(crate) fn is_reducible(dtype: DType) -> bool {
-    dtype != DType::Bool
+    !matches!(dtype, DType::U16 | DType::Bool)
 }
 
 /// What a reduction does, without the addresses.
@@ -87,7 +87,7 @@ unsafe fn row(combine: Combine, pointers: &Pointers, len: usize) {
             DType::Bf16 => chosen::<bf16>(combine, pointers, len),
             DType::I32 => chosen::<i32>(combine, pointers, len),
             DType::F16 => chosen::<f16>(combine, pointers, len),
-            DType::Bool => unreachable!("refused when the call was started"),
+            DType::U16 | DType::Bool => unreachable!("refused when the call was started"),
         }
     }
 }

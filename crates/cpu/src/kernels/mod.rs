@@ -8,6 +8,7 @@ pub mod elementwise;
 pub mod embedding;
 mod erf;
 pub mod gemm;
+pub mod halves;
 mod inlined;
 mod lanes;
 pub mod lowered;

@@ -183,6 +183,7 @@ impl Move {
                 DType::Bf16 => cx.get_mut(&self.out, own).fill(half::bf16::from_f64(value)),
                 DType::F16 => cx.get_mut(&self.out, own).fill(half::f16::from_f64(value)),
                 DType::I32 => cx.get_mut(&self.out, own).fill(value as i32),
+                DType::U16 => cx.get_mut(&self.out, own).fill(value as u16),
                 DType::Bool => cx.get_mut(&self.out, own).fill(u8::from(value != 0.0)),
             }
         }

@@ -10,4 +10,5 @@ mod ranks;
 mod segments;
 mod shared_gradient;
 mod suite;
+mod updates;
 mod windows;

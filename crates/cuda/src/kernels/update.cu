@@ -25,6 +25,27 @@ __device__ __forceinline__ bool stops(const A* go) {
     return go && *go == A(0);
 }
 
+// Weights as updates see them: masters themselves or, in bf16, upper halves of masters whose lower halves lie
+// beside them (crates/ir/src/halves.rs).
+template <class W> struct Halves {
+    enum { ARE = 0 };
+    static __device__ __forceinline__ W join(W w, u16) { return w; }
+    static __device__ __forceinline__ void split(W x, W& w, u16&) { w = x; }
+};
+template <> struct Halves<bf16> {
+    enum { ARE = 1 };
+    static __device__ __forceinline__ float join(bf16 w, u16 low) {
+        return __uint_as_float((u32)(u16)(w.bits - (low >> 15)) << 16 | low);
+    }
+    // The nearest number, ties away from zero; NaN stays NaN.
+    static __device__ __forceinline__ void split(float x, bf16& w, u16& low) {
+        u32 b = __float_as_uint(x);
+        bool nan = (b & 0x7fffffff) > 0x7f800000;
+        w.bits = (u16)(nan ? b >> 16 | 0x40 : (b + 0x8000) >> 16);
+        low = nan ? (u16)0 : (u16)b;
+    }
+};
+
 // The constants of a step of AdamW.
 template <class A> struct Step {
     A lr, clip, first, second, b1, b2, c1, c2, eps;
@@ -43,10 +64,11 @@ __device__ __forceinline__ void adamw_one(const Step<A>& s, A decay, A g, A& w, 
 }
 
 // Four neighbours of a thread at a time, where all addresses allow it.
-template <class A, class G, class C>
-__global__ void adamw(const A* w, const G* g, const A* m, const A* v, const A* lr_at, const A* step_at,
-                      const A* clip_at, const A* go, A* w_out, A* m_out, A* v_out, C* copy, i64 count,
-                      double beta1, double beta2, double eps, i64 coupled, Decay decay) {
+template <class W, class G, class C, class A = typename Of<W>::Acc>
+__global__ void adamw(const W* w, const G* g, const u16* low, const A* m, const A* v, const A* lr_at,
+                      const A* step_at, const A* clip_at, const A* go, W* w_out, u16* low_out, A* m_out, A* v_out,
+                      C* copy, i64 count, double beta1, double beta2, double eps, i64 coupled, Decay decay) {
+    typedef Halves<W> H;
     __shared__ A corrections[2];
     // Powers in double precision take long: one thread computes them for its block.
     if (threadIdx.x == 0) {
@@ -59,34 +81,43 @@ __global__ void adamw(const A* w, const G* g, const A* m, const A* v, const A* l
                  A(1.0 - beta1), A(1.0 - beta2), A(eps), coupled != 0};
     const bool stop = stops(go);
     const int V = 4;
-    bool wide = aligned(w, sizeof(A) * V) && aligned(g, sizeof(G) * V) && aligned(m, sizeof(A) * V) &&
-                aligned(v, sizeof(A) * V) && aligned(w_out, sizeof(A) * V) && aligned(m_out, sizeof(A) * V) &&
-                aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V));
+    bool wide = aligned(w, sizeof(W) * V) && aligned(g, sizeof(G) * V) && aligned(m, sizeof(A) * V) &&
+                aligned(v, sizeof(A) * V) && aligned(w_out, sizeof(W) * V) && aligned(m_out, sizeof(A) * V) &&
+                aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V)) &&
+                (!H::ARE || (aligned(low, sizeof(u16) * V) && aligned(low_out, sizeof(u16) * V)));
     i64 packs = wide ? count / V : 0;
     const A rate = A(decay.rate);
     for (i64 p = (i64)thread_index(); p < packs; p += (i64)thread_count()) {
         const i64 i = p * V;
         const Pack<G, V> g4 = *(const Pack<G, V>*)(g + i);
-        Pack<A, V> w4 = *(const Pack<A, V>*)(w + i), m4 = *(const Pack<A, V>*)(m + i), v4 = *(const Pack<A, V>*)(v + i);
+        Pack<W, V> w4 = *(const Pack<W, V>*)(w + i);
+        Pack<u16, V> l4;
+        if (H::ARE) l4 = *(const Pack<u16, V>*)(low + i);
+        Pack<A, V> m4 = *(const Pack<A, V>*)(m + i), v4 = *(const Pack<A, V>*)(v + i);
         const u64 within = decay.within((u64)i);
         Pack<C, V> c4;
 #pragma unroll
         for (int e = 0; e < V; e++) {
             A own = decay.decays_at(within + e) ? rate : A(0);
-            if (!stop) adamw_one<A>(s, own, A(load(g4.at[e])), w4.at[e], m4.at[e], v4.at[e]);
-            c4.at[e] = Store<C>::of(w4.at[e]);
+            A master = H::join(w4.at[e], l4.at[e]);
+            if (!stop) adamw_one<A>(s, own, A(load(g4.at[e])), master, m4.at[e], v4.at[e]);
+            H::split(master, w4.at[e], l4.at[e]);
+            c4.at[e] = Store<C>::of(master);
         }
-        *(Pack<A, V>*)(w_out + i) = w4;
+        *(Pack<W, V>*)(w_out + i) = w4;
+        if (H::ARE) *(Pack<u16, V>*)(low_out + i) = l4;
         *(Pack<A, V>*)(m_out + i) = m4;
         *(Pack<A, V>*)(v_out + i) = v4;
         if (copy) *(Pack<C, V>*)(copy + i) = c4;
     }
     for (i64 i = packs * V + (i64)thread_index(); i < count; i += (i64)thread_count()) {
-        A w1 = w[i], m1 = m[i], v1 = v[i];
+        u16 l1 = H::ARE ? low[i] : (u16)0;
+        A w1 = H::join(w[i], l1), m1 = m[i], v1 = v[i];
         if (!stop) adamw_one<A>(s, A(decay.at((u64)i)), A(load(g[i])), w1, m1, v1);
         m_out[i] = m1;
         v_out[i] = v1;
-        w_out[i] = w1;
+        H::split(w1, w_out[i], l1);
+        if (H::ARE) low_out[i] = l1;
         if (copy) copy[i] = Store<C>::of(w1);
     }
 }
@@ -115,32 +146,35 @@ __global__ void lamb_direction(const A* w, const G* g, const A* m, const A* v, c
     }
 }
 
-template <class A, class G, class C>
-__global__ void sgd(const A* w, const G* g, const A* m, const A* lr_at, const A* clip_at, const A* go,
-                    A* w_out, A* m_out, C* copy, i64 count, double momentum, i64 nesterov, Decay decay) {
+template <class W, class G, class C, class A = typename Of<W>::Acc>
+__global__ void sgd(const W* w, const G* g, const u16* low, const A* m, const A* lr_at, const A* clip_at, const A* go,
+                    W* w_out, u16* low_out, A* m_out, C* copy, i64 count, double momentum, i64 nesterov, Decay decay) {
     A lr = *lr_at, clip = *clip_at, mu = A(momentum);
     bool stop = stops(go);
     for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
-        A w1 = w[i], m1 = m[i];
+        u16 l1 = Halves<W>::ARE ? low[i] : (u16)0;
+        A w1 = Halves<W>::join(w[i], l1), m1 = m[i];
         if (!stop) {
             A d = A(load(g[i])) * clip + A(decay.at(i)) * w1;
             m1 = mu * m1 + d;
             w1 -= lr * (nesterov ? d + mu * m1 : m1);
         }
         m_out[i] = m1;
-        w_out[i] = w1;
+        Halves<W>::split(w1, w_out[i], l1);
+        if (Halves<W>::ARE) low_out[i] = l1;
         if (copy) copy[i] = Store<C>::of(w1);
     }
 }
 
-template <class A, class G, class C>
-__global__ void lion(const A* w, const G* g, const A* m, const A* lr_at, const A* clip_at, const A* go,
-                     A* w_out, A* m_out, C* copy, i64 count, double beta1, double beta2, Decay decay) {
+template <class W, class G, class C, class A = typename Of<W>::Acc>
+__global__ void lion(const W* w, const G* g, const u16* low, const A* m, const A* lr_at, const A* clip_at, const A* go,
+                     W* w_out, u16* low_out, A* m_out, C* copy, i64 count, double beta1, double beta2, Decay decay) {
     A lr = *lr_at, clip = *clip_at;
     A b1 = A(beta1), b2 = A(beta2), c1 = A(1.0 - beta1), c2 = A(1.0 - beta2);
     bool stop = stops(go);
     for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
-        A w1 = w[i], m1 = m[i];
+        u16 l1 = Halves<W>::ARE ? low[i] : (u16)0;
+        A w1 = Halves<W>::join(w[i], l1), m1 = m[i];
         if (!stop) {
             A d = A(load(g[i])) * clip, turned = b1 * m1 + c1 * d;
             A sign = turned > A(0) ? A(1) : turned < A(0) ? A(-1) : A(0);
@@ -148,7 +182,8 @@ __global__ void lion(const A* w, const G* g, const A* m, const A* lr_at, const A
             m1 = b2 * m1 + c2 * d;
         }
         m_out[i] = m1;
-        w_out[i] = w1;
+        Halves<W>::split(w1, w_out[i], l1);
+        if (Halves<W>::ARE) low_out[i] = l1;
         if (copy) copy[i] = Store<C>::of(w1);
     }
 }

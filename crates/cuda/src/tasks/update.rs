@@ -1,10 +1,10 @@
 //! Optimizer updates over flat units, and ops over the members of a unit.
 
 use phalanx_engine::EngineError;
-use phalanx_ir::Op;
 use phalanx_ir::ops::{Bounds, Decay};
+use phalanx_ir::{DType, Op};
 
-use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks};
+use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks, Var};
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
@@ -43,20 +43,29 @@ fn update(
 ) -> Result<Tasks, EngineError> {
     let (inputs, outputs) = (op.inputs(), op.outputs());
     let (w, g) = (&inputs[0], &inputs[1]);
-    let copy = outputs.get(1 + states);
+    // Lower halves of masters come after the gradient, and after the new weights.
+    let split = inputs[2].dtype == DType::U16;
+    let (ins, outs) = (2 + usize::from(split), 1 + usize::from(split));
+    let copy = outputs.get(outs + states);
     let narrow = copy.map_or(w.dtype, |var| var.dtype);
     let types = [op.float(w.dtype)?, op.float(g.dtype)?, op.float(narrow)?];
-    if w.dtype != w.dtype.accumulator() {
+    if w.dtype != w.dtype.accumulator() && !split {
         return Err(op.unsupported(format!("weights of {} need a master copy", w.dtype)));
     }
     // w, g, the states, then lr, step and clip; and whether anything changes, if it is asked.
-    let (lr, step, clip) = (&inputs[2 + states], &inputs[3 + states], &inputs[4 + states]);
-    let mut args: Vec<Arg> = inputs[..2 + states].iter().map(|var| var.arg()).collect();
+    let [lr, step, clip] = std::array::from_fn(|i| &inputs[ins + states + i]);
+    let mut args = vec![w.arg(), g.arg()];
+    let lower = |vars: &[Var]| if split { vars[1].arg() } else { Arg::Null };
+    let moves = !matches!(op.instr.op, Op::LambDirection(_));
+    args.extend(moves.then(|| lower(&inputs[1..])));
+    args.extend(inputs[ins..ins + states].iter().map(|var| var.arg()));
     args.push(lr.arg());
     args.extend(counts_steps.then(|| step.arg()));
     args.push(clip.arg());
-    args.push(inputs.get(5 + states).map_or(Arg::Null, |var| var.arg()));
-    args.extend(outputs[..1 + states].iter().map(|var| var.arg()));
+    args.push(inputs.get(ins + states + 3).map_or(Arg::Null, |var| var.arg()));
+    args.push(outputs[0].arg());
+    args.extend(moves.then(|| lower(&outputs)));
+    args.extend(outputs[outs..outs + states].iter().map(|var| var.arg()));
     args.push(copy.map_or(Arg::Null, |var| var.arg()));
     args.push(Arg::Int(w.elements() as i64));
     args.extend(own.iter().cloned());

@@ -11,7 +11,7 @@ use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Op, Phase, Program, Role, TensorType};
 use phalanx_reference::RefTensor;
 use phalanx_testing::in_type;
-use phalanx_testing::instances::{self, apply};
+use phalanx_testing::instances::{self, SplitPair, apply};
 use phalanx_testing::threads::furthest;
 
 use crate::gpu;
@@ -124,6 +124,19 @@ fn every_op_in_every_type() {
         wrong.extend(check(&mut engine, &case.op, &operands));
     }
     assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn split_masters_are_updated_like_whole_ones() {
+    if !gpu::is_here("split_masters_are_updated_like_whole_ones") {
+        return;
+    }
+    let mut engine = CudaEngine::new().unwrap();
+    for SplitPair { whole, split } in SplitPair::all() {
+        let [whole, halves] =
+            [&whole, &split].map(|(op, operands)| on_gpu(&mut engine, op, operands, 0.0));
+        assert!(SplitPair::agree(&whole, &halves), "{:?}", split.0);
+    }
 }
 
 /// Sizes that kernels read several elements of at a time, and more rows than a block takes.

@@ -24,12 +24,17 @@ pub use unary::{Unary, UnaryGrad, UnaryKind};
 /// packed units like on tensors, and can accumulate into its result. Ops for which one of these is
 /// not true ([`Compare`], [`Select`], [`Fill`]) implement [`OpDef`] themselves.
 pub(super) trait Elementwise {
-    /// How many operands it takes.
+    /// How many operands it usually takes.
     const ARITY: usize;
+
+    /// How many operands this one takes at least.
+    fn arity(&self) -> usize {
+        Self::ARITY
+    }
 
     /// Whether it takes this many operands: some ops have one that may be left out.
     fn takes(&self, operands: usize) -> bool {
-        operands == Self::ARITY
+        operands == self.arity()
     }
 
     /// See [`OpDef::name`].
@@ -80,7 +85,7 @@ impl<T: Elementwise> OpDef for T {
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         if !self.takes(ins.len()) {
-            arity(ins, T::ARITY)?;
+            arity(ins, self.arity())?;
         }
         self.results(ins)
     }

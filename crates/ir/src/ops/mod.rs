@@ -53,7 +53,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
 pub use members::{Bounds, MemberScale, MemberSquares};
 pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-pub use optimizer::{AdamW, Decay, LambDirection, Lion, Sgd, SumSquares};
+pub use optimizer::{AdamW, Decay, LambDirection, Lion, Narrow, Sgd, SumSquares};
 pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
 pub use pool::{PoolKind, Pooling, PoolingGrad};

@@ -60,11 +60,54 @@ impl Decay {
     }
 }
 
+/// What programs read of the weights that an update changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Narrow {
+    /// The weights themselves.
+    None,
+    /// A copy in this type: w is a master, and the last result is the copy.
+    Copy(DType),
+    /// Upper halves: w is the bf16 of an f32 master, whose lower halves are an operand of their own after the
+    /// gradient, and a result after w ([`crate::halves`]).
+    Split,
+}
+
+impl Narrow {
+    /// How many operands, and results, hold lower halves.
+    const fn halves(self) -> usize {
+        matches!(self, Narrow::Split) as usize
+    }
+
+    /// The type that an update of such weights computes in.
+    const fn master(self, weights: DType) -> DType {
+        match self {
+            Narrow::None | Narrow::Copy(_) => weights,
+            Narrow::Split => DType::F32,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Narrow::None => "none".to_owned(),
+            Narrow::Copy(dtype) => dtype.to_string(),
+            Narrow::Split => "split".to_owned(),
+        }
+    }
+
+    fn read(attrs: &mut AttrReader) -> Result<Self, String> {
+        match attrs.take::<String>("narrow")?.as_str() {
+            "none" => Ok(Narrow::None),
+            "split" => Ok(Narrow::Split),
+            text => text.parse().map(Narrow::Copy),
+        }
+    }
+}
+
 /// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it; if `coupled`, Adam (Kingma
 /// and Ba, 2015), as `torch.optim.Adam` does.
 ///
 /// Operands w, g, m, v and the scalars lr, step (from 1) and clip, by which g is multiplied.
-/// Results w, m, v; if `narrow` is set, w is a master and a fourth result is its copy in that type.
+/// Results w, m, v, and those that `narrow` says.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamW {
     /// Decay of the first moment.
@@ -77,15 +120,15 @@ pub struct AdamW {
     pub decay: Decay,
     /// Whether the decay is added to the gradient (Adam), instead of to the step (AdamW).
     pub coupled: bool,
-    /// The element type of the copy that programs read, if w is a master.
-    pub narrow: Option<DType>,
+    /// What programs read, if it is narrower than what is updated.
+    pub narrow: Narrow,
 }
 
 /// Stochastic gradient descent with momentum, as `torch.optim.SGD` defines it (L2 decay, no
 /// dampening).
 ///
-/// Operands w, g, momentum buffer, lr, step, clip; results w, momentum buffer and, as in AdamW, a
-/// copy. The buffer exists even with `momentum = 0`, so that scripts need no special case.
+/// Operands w, g, momentum buffer, lr, step, clip; results w, momentum buffer and those that `narrow`
+/// says. The buffer exists even with `momentum = 0`, so that scripts need no special case.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sgd {
     /// The momentum; 0 for plain descent.
@@ -94,14 +137,14 @@ pub struct Sgd {
     pub nesterov: bool,
     /// L2 decay, added to the gradient.
     pub decay: Decay,
-    /// The element type of the copy that programs read, if w is a master.
-    pub narrow: Option<DType>,
+    /// What programs read, if it is narrower than what is updated.
+    pub narrow: Narrow,
 }
 
 /// Lion (Chen et al., 2023): steps of one size, in the direction of the sign of a mean.
 ///
 /// With c = β₁m + (1−β₁)g: w ← w − lr·(sign c + decay·w), then m ← β₂m + (1−β₂)g. Operands w, g, m, lr,
-/// step, clip; results w, m and, as in AdamW, a copy.
+/// step, clip; results w, m and those that `narrow` says.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lion {
     /// Share of m in the direction of a step.
@@ -110,8 +153,8 @@ pub struct Lion {
     pub beta2: f64,
     /// Decoupled weight decay.
     pub decay: Decay,
-    /// The element type of the copy that programs read, if w is a master.
-    pub narrow: Option<DType>,
+    /// What programs read, if it is narrower than what is updated.
+    pub narrow: Narrow,
 }
 
 /// The direction of LAMB (You et al., 2020) before each parameter's trust ratio scales it:
@@ -134,13 +177,6 @@ pub struct LambDirection {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SumSquares;
 
-fn read_narrow(attrs: &mut AttrReader) -> Result<Option<DType>, String> {
-    match attrs.take::<String>("narrow")?.as_str() {
-        "none" => Ok(None),
-        text => text.parse().map(Some),
-    }
-}
-
 pub(super) fn read_adamw(coupled: bool, attrs: &mut AttrReader) -> Result<AdamW, String> {
     Ok(AdamW {
         beta1: attrs.take("beta1")?,
@@ -148,7 +184,7 @@ pub(super) fn read_adamw(coupled: bool, attrs: &mut AttrReader) -> Result<AdamW,
         eps: attrs.take("eps")?,
         decay: Decay::read(attrs)?,
         coupled,
-        narrow: read_narrow(attrs)?,
+        narrow: Narrow::read(attrs)?,
     })
 }
 
@@ -157,7 +193,7 @@ pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
         momentum: attrs.take("momentum")?,
         nesterov: attrs.take("nesterov")?,
         decay: Decay::read(attrs)?,
-        narrow: read_narrow(attrs)?,
+        narrow: Narrow::read(attrs)?,
     })
 }
 
@@ -166,7 +202,7 @@ pub(super) fn read_lion(attrs: &mut AttrReader) -> Result<Lion, String> {
         beta1: attrs.take("beta1")?,
         beta2: attrs.take("beta2")?,
         decay: Decay::read(attrs)?,
-        narrow: read_narrow(attrs)?,
+        narrow: Narrow::read(attrs)?,
     })
 }
 
@@ -181,6 +217,7 @@ pub(super) fn read_lamb(attrs: &mut AttrReader) -> Result<LambDirection, String>
 
 /// An update in place of w and of `STATES` buffers of its length. Operands are w, g, the states,
 /// then the scalars lr, step and clip; results w, the states and, if there is one, the copy of w.
+/// Lower halves, if there are any, come before the states, among operands and results.
 ///
 /// One more scalar may follow, `go`. Where it is 0 nothing changes: weights and states are given as
 /// they were, whatever the gradient holds.
@@ -196,7 +233,7 @@ trait Update {
     /// The attributes besides the copy's element type.
     fn own_attrs(&self) -> Attrs;
 
-    fn narrow(&self) -> Option<DType>;
+    fn narrow(&self) -> Narrow;
 
     /// Whether the first result is w, and not a direction for it.
     const MOVES: bool = true;
@@ -205,37 +242,51 @@ trait Update {
 impl<T: Update> Elementwise for T {
     const ARITY: usize = 5 + T::STATES;
 
+    fn arity(&self) -> usize {
+        Self::ARITY + self.narrow().halves()
+    }
+
     fn name(&self) -> &'static str {
         Update::name(self)
     }
 
     fn attrs(&self) -> Attrs {
-        let narrow = self.narrow().map_or("none".to_owned(), |d| d.to_string());
         match T::MOVES {
-            true => self.own_attrs().with("narrow", narrow),
+            true => self.own_attrs().with("narrow", self.narrow().text()),
             false => self.own_attrs(),
         }
     }
 
     fn takes(&self, operands: usize) -> bool {
-        (5 + T::STATES..=6 + T::STATES).contains(&operands)
+        (self.arity()..=self.arity() + 1).contains(&operands)
     }
 
     fn results(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        let w = ins[0];
-        let (states, scalars) = ins[2..].split_at(T::STATES);
+        let (w, narrow) = (ins[0], self.narrow());
+        let master = narrow.master(w.dtype);
+        let (halves, rest) = ins[2..].split_at(narrow.halves());
+        let (states, scalars) = rest.split_at(T::STATES);
         super::shape_is("the gradient", ins[1], &w.shape)?;
+        for lower in halves {
+            super::dtype_is("an upper half", w, DType::Bf16)?;
+            super::shape_is("a lower half", lower, &w.shape)?;
+            super::dtype_is("a lower half", lower, DType::U16)?;
+        }
         for state in states {
             super::shape_is("a state", state, &w.shape)?;
-            super::dtype_is("a state", state, w.dtype)?;
+            super::dtype_is("a state", state, master)?;
         }
         for scalar in scalars {
             super::shape_is("a scalar", scalar, &[])?;
-            super::dtype_is("a scalar", scalar, w.dtype.accumulator())?;
+            super::dtype_is("a scalar", scalar, master.accumulator())?;
         }
-        let mut results = vec![(w.dtype, w.shape.clone()); 1 + T::STATES];
-        results.extend(self.narrow().map(|dtype| (dtype, w.shape.clone())));
-        Ok(results)
+        let mut dtypes = vec![w.dtype];
+        dtypes.extend(halves.iter().map(|lower| lower.dtype));
+        dtypes.extend(states.iter().map(|state| state.dtype));
+        if let Narrow::Copy(dtype) = narrow {
+            dtypes.push(dtype);
+        }
+        Ok(dtypes.into_iter().map(|dtype| (dtype, w.shape.clone())).collect())
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -244,7 +295,7 @@ impl<T: Update> Elementwise for T {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         let from = if T::MOVES { 0 } else { 1 };
-        &[(0, 0), (2, 1), (3, 2)][from..1 + T::STATES]
+        &[(0, 0), (2, 1), (3, 2), (4, 3)][from..1 + T::STATES + self.narrow().halves()]
     }
 
     fn accumulates(&self) -> bool {
@@ -269,7 +320,7 @@ impl Update for AdamW {
         self.decay.with_attrs(attrs)
     }
 
-    fn narrow(&self) -> Option<DType> {
+    fn narrow(&self) -> Narrow {
         self.narrow
     }
 }
@@ -286,7 +337,7 @@ impl Update for Sgd {
         self.decay.with_attrs(attrs)
     }
 
-    fn narrow(&self) -> Option<DType> {
+    fn narrow(&self) -> Narrow {
         self.narrow
     }
 }
@@ -303,7 +354,7 @@ impl Update for Lion {
         self.decay.with_attrs(attrs)
     }
 
-    fn narrow(&self) -> Option<DType> {
+    fn narrow(&self) -> Narrow {
         self.narrow
     }
 }
@@ -322,8 +373,8 @@ impl Update for LambDirection {
         self.decay.with_attrs(attrs)
     }
 
-    fn narrow(&self) -> Option<DType> {
-        None
+    fn narrow(&self) -> Narrow {
+        Narrow::None
     }
 }
 

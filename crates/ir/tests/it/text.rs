@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{
     AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
-    MemberSquares, RopeScaling, Rotary, Sgd, SumSquares, Window,
+    MemberSquares, Narrow, RopeScaling, Rotary, Sgd, SumSquares, Window,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -60,7 +60,7 @@ fn updates_on_units_print_and_parse_back() {
     let b = Builder::new("update", DType::F32);
     let unit = |name: &str| b.typed(name, Role::State, "f32[*64]");
     let scalars = [b.scalar("lr"), b.scalar("step"), b.scalar("clip")];
-    let narrow = Some(DType::Bf16);
+    let narrow = Narrow::Copy(DType::Bf16);
     let adamw = AdamW {
         beta1: 0.9,
         beta2: 0.95,
@@ -71,8 +71,16 @@ fn updates_on_units_print_and_parse_back() {
     };
     let [lr, step, clip] = scalars;
     b.apply(adamw, &[unit("w"), unit("g"), unit("m"), unit("v"), lr, step, clip]);
-    let sgd = Sgd { momentum: 0.9, nesterov: true, decay: Decay::all(0.0), narrow: None };
+    let sgd = Sgd { momentum: 0.9, nesterov: true, decay: Decay::all(0.0), narrow: Narrow::None };
     b.apply(sgd, &[unit("w"), unit("g"), unit("m"), lr, step, clip]);
+    let halves = [("upper", "bf16[*64]"), ("grad", "bf16[*64]"), ("lower", "u16[*64]")];
+    let [upper, grad, lower] = halves.map(|(name, ty)| b.typed(name, Role::State, ty));
+    let split = AdamW { narrow: Narrow::Split, ..adamw };
+    let results = b.apply_all(split, &[upper, grad, lower, unit("m"), unit("v"), lr, step, clip]);
+    assert_eq!(
+        results.iter().map(|r| r.dtype()).collect::<Vec<_>>(),
+        [DType::Bf16, DType::U16, DType::F32, DType::F32]
+    );
     b.probe("norm", b.apply(SumSquares, &[unit("g")]));
     let bounds = Bounds { members: vec![(0, 10), (16, 30)], block: 32 };
     let squares = b.apply(MemberSquares { bounds: bounds.clone() }, &[unit("g")]);

@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{
     AdamW, Binary, BinaryKind, Bounds, Collective, CollectiveKind, Decay, MemberScale,
-    MemberSquares,
+    MemberSquares, Narrow,
 };
 use phalanx_ir::{Axis, Builder, DType, IrError, Mesh, Program, Role, text, verify};
 
@@ -99,7 +99,7 @@ fn an_update_of_a_partial_gradient_is_refused() {
         eps: 1e-8,
         decay: Decay::all(0.1),
         coupled: false,
-        narrow: None,
+        narrow: Narrow::None,
     };
     let unit = "f32[*64]{*:tp}";
     let error =

@@ -50,7 +50,7 @@ impl WeightTensor {
             DType::F32 => Values::F32(each(bytes, f32::from_ne_bytes)),
             DType::Bf16 => Values::F32(each(bytes, |b| bf16::from_ne_bytes(b).to_f32())),
             DType::F16 => Values::F32(each(bytes, |b| f16::from_ne_bytes(b).to_f32())),
-            DType::I32 | DType::Bool => panic!("parameters are not kept in {dtype}"),
+            DType::I32 | DType::U16 | DType::Bool => panic!("parameters are not kept in {dtype}"),
         };
         WeightTensor { shape: shape.into(), values }
     }
@@ -187,7 +187,7 @@ impl Stored {
             DType::F32 => Some(Stored::F32),
             DType::Bf16 => Some(Stored::Bf16),
             DType::F16 => Some(Stored::F16),
-            DType::I32 | DType::Bool => None,
+            DType::I32 | DType::U16 | DType::Bool => None,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use phalanx_ir::DType;
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionKind, Decay, LayerNorm, RmsNorm, RopeScaling, Rotary, Sgd,
+    AdamW, Attention, AttentionKind, Decay, LayerNorm, Narrow, RmsNorm, RopeScaling, Rotary, Sgd,
 };
 use phalanx_ir::random::keeps;
 use phalanx_reference::RefTensor;
@@ -179,12 +179,12 @@ fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<RefTensor> {
 #[test]
 #[rustfmt::skip]
 fn updates_as_in_pytorch() {
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), coupled: false, narrow: None };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), coupled: false, narrow: Narrow::None };
     let got = descend(2, adamw);
     assert_close(&got[0], &[0.19784795401869154, -0.9255721839556388, 1.653296427267954], 1e-13);
     assert_close(&got[1], &[0.02805, -0.0561, 0.08414999999999997], TIGHT);
     assert_close(&got[2], &[0.0017128125000000019, 0.0068512500000000075, 0.01541531250000001], TIGHT);
-    let sgd = Sgd { momentum: 0.9, nesterov: false, decay: Decay::all(0.01), narrow: None };
+    let sgd = Sgd { momentum: 0.9, nesterov: false, decay: Decay::all(0.01), narrow: Narrow::None };
     let got = descend(1, sgd);
     assert_close(&got[0], &[0.44967639449999997, -1.1479514887500002, 1.8462265830000002], TIGHT);
     assert_close(&got[1], &[0.293791055, -0.5943476125, 0.89490417], TIGHT);
@@ -206,14 +206,44 @@ fn a_master_gives_its_narrow_copy() {
         ("step", scalar(1.0)),
         ("clip", scalar(1.0)),
     ];
-    let op =
-        Sgd { momentum: 0.9, nesterov: false, decay: Decay::all(0.0), narrow: Some(DType::Bf16) };
+    let op = Sgd {
+        momentum: 0.9,
+        nesterov: false,
+        decay: Decay::all(0.0),
+        narrow: Narrow::Copy(DType::Bf16),
+    };
     let got = eval(&inputs, |b, v| b.apply_all(op, v));
     assert_close(&got[0], &[0.97, 2.07], 1e-7);
     assert_eq!(got[2].dtype(), DType::Bf16);
     // Below 1 its numbers are multiples of 2⁻⁸, and 0.97·256 = 248.32; above 2 of 2⁻⁶, and
     // 2.07·64 = 132.48.
     assert_eq!(got[2].values(), [248.0 / 256.0, 132.0 / 64.0]);
+}
+
+/// By hand: 1 + 2⁻⁸ is a tie, which goes away from zero; a step of 2⁻⁹ makes it 1 + 2⁻⁹, which is rounded down.
+#[test]
+fn a_master_in_halves_gives_its_halves() {
+    let of = |dtype, value| RefTensor::new(dtype, &[1], &[value]).unwrap();
+    let scalar = |value| RefTensor::scalar(DType::F32, value);
+    let op = Sgd { momentum: 0.0, nesterov: false, decay: Decay::all(0.0), narrow: Narrow::Split };
+    let step = |[upper, lower]: [RefTensor; 2], lr| {
+        let inputs = [
+            ("w", upper),
+            ("g", of(DType::Bf16, 1.0)),
+            ("low", lower),
+            ("m", of(DType::F32, 0.0)),
+            ("lr", scalar(lr)),
+            ("step", scalar(1.0)),
+            ("clip", scalar(1.0)),
+        ];
+        let got = eval(&inputs, |b, v| b.apply_all(op, v));
+        assert_eq!(got[2].values(), [1.0]);
+        [got[0].clone(), got[1].clone()]
+    };
+    let [upper, lower] = step([of(DType::Bf16, 1.0), of(DType::U16, 0.0)], -(2f64.powi(-8)));
+    assert_eq!((upper.values()[0], lower.values()[0]), (1.0 + 2f64.powi(-7), 32768.0));
+    let [upper, lower] = step([upper, lower], 2f64.powi(-9));
+    assert_eq!((upper.values()[0], lower.values()[0]), (1.0, 16384.0));
 }
 
 /// By hand: four tokens, three experts with two places each. First choices come first; the third

@@ -3,7 +3,9 @@
 //! Most rules are one op that treats each element alone. LAMB also needs the norms of whole parameters:
 //! ranks sum the squares of what they hold of each, and exchange two numbers per parameter.
 
-use phalanx_ir::ops::{Collective, CollectiveKind, CompareKind, Decay, MemberScale, MemberSquares};
+use phalanx_ir::ops::{
+    Collective, CollectiveKind, CompareKind, Decay, MemberScale, MemberSquares, Narrow,
+};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor};
 use phalanx_spmd::Share;
 
@@ -33,12 +35,15 @@ pub(super) fn update(
     let lr = b.scalar("lr");
     operands.extend([lr, b.scalar("step"), b.scalar("clip")]);
     operands.extend(guarded.then(|| b.scalar("go")));
-    let narrow = precision.has_masters().then_some(precision.weights);
+    let narrow = match precision.has_masters() {
+        true => Narrow::Copy(precision.weights),
+        false => Narrow::None,
+    };
     let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
     let mut results = b.apply_all(optimizer.op(decays, narrow), &operands);
     if let Optimizer::Lamb { .. } = optimizer {
         results[0] = w - by_trust_ratio(unit, w, results[0]) * lr;
-        results.extend(narrow.map(|dtype| results[0].cast(dtype)));
+        results.extend(precision.has_masters().then(|| results[0].cast(precision.weights)));
     }
     for (i, value) in results.iter().enumerate() {
         b.port(&format!("o{i}"), Role::State, *value);
