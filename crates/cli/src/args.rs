@@ -292,7 +292,7 @@ pub(crate) struct Schedule {
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
     #[arg(long, value_name = "p", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) stages: Option<usize>,
-    /// Micro-batches of a step. Of pipedream-2bw three steps are shown.
+    /// Micro-batches of a step. Of pipedream-2bw three steps are shown, and --csv writes one.
     #[arg(long, value_name = "m", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) microbatches: Option<usize>,
     /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first, zb-v,

@@ -181,7 +181,8 @@ impl Wanted {
             shape = shape.vertical_sync(asked.vertical_sync);
         }
         // The first batches both read the first weights; the third reads newer ones.
-        if named == NamedSchedule::PipeDream2bw {
+        // A table is what one step runs.
+        if named == NamedSchedule::PipeDream2bw && asked.csv.is_none() {
             shape = shape.steps(3);
         }
         let Asked { tf: f, tb: b, tw: w, hop, .. } = *asked;

@@ -10,7 +10,9 @@
 //! runs them; rows of different groups may be mixed. The first line names the columns, in any
 //! order. `stage_group`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
 //! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. `pair` is 1 where a turn and the next one of its stage
-//! group are a pair, else 0; the column is written if there are pairs. Blank lines and lines that
+//! group are a pair, else 0; the column is written if there are pairs. `round`, the same in all rows, is how many
+//! micro-batches one update takes; without it weights are updated once, at the end. With it a version counts the updates
+//! from the start of the step, and is negative for those before it. Blank lines and lines that
 //! start with `#` are ignored. The table is checked when it is read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,29 +23,37 @@ use phalanx_script::Part;
 use crate::error::{PipelineError, Result};
 use crate::flow::At;
 use crate::placement::{HeldStage, Placement};
+use crate::rounds::{self, VersionRead};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
 
-const COLUMNS: [&str; 8] =
-    ["device", "part", "microbatch", "chunk", "stage", "replica", "version", "pair"];
+const COLUMNS: [&str; 9] =
+    ["device", "part", "microbatch", "chunk", "stage", "replica", "version", "round", "pair"];
 const NEEDED: [&str; 3] = ["device", "part", "microbatch"];
 const PARTS: [Part; 5] = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
 
 /// The table of a schedule.
 pub fn write(schedule: &Schedule) -> String {
-    let pairs = schedule.has_pairs();
-    let columns = if pairs { &COLUMNS[..] } else { &COLUMNS[..COLUMNS.len() - 1] };
-    let mut table = columns.join(",") + "\n";
+    let (pairs, updates) = (schedule.has_pairs(), schedule.updates());
+    let written = |name: &&&str| match **name {
+        "pair" => pairs,
+        "round" => updates.is_some(),
+        _ => true,
+    };
+    let mut table = COLUMNS.iter().filter(written).copied().collect::<Vec<_>>().join(",") + "\n";
     for (at, turn) in schedule.all() {
         let Turn { part, microbatch, chunk, version } = turn;
         let held = schedule.placement().held(at.stage_group, chunk);
         let HeldStage { stage, replica } = held.unwrap_or(HeldStage { stage: 0, replica: 0 });
         let stage_group = at.stage_group;
         // Writing to a string cannot fail.
-        let _ =
-            write!(table, "{stage_group},{part},{microbatch},{chunk},{stage},{replica},{version}");
+        let _ = write!(table, "{stage_group},{part},{microbatch},{chunk},{stage},{replica}");
+        let _ = match updates {
+            Some(own) => write!(table, ",{},{}", own.version(stage, microbatch), own.round),
+            None => write!(table, ",{version}"),
+        };
         let _ = match pairs {
             true => writeln!(table, ",{}", u8::from(schedule.is_first(at))),
             false => writeln!(table),
@@ -75,9 +85,9 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         (count(|row| row.stage_group), count(|row| row.turn.microbatch));
     let (mut turns, mut lines) = (vec![Vec::new(); stage_groups], vec![Vec::new(); stage_groups]);
     let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
-    let mut pairs = BTreeSet::new();
+    let (mut pairs, mut reads) = (BTreeSet::new(), Vec::new());
     for row in &rows {
-        let Row { line, stage_group, stage, replica, turn, pair } = *row;
+        let Row { line, stage_group, stage, replica, turn, version, pair, .. } = *row;
         let stage = stage.unwrap_or(turn.chunk * stage_groups + stage_group);
         let found = HeldStage { stage, replica };
         let (first, earlier) = *held.entry((stage_group, turn.chunk)).or_insert((found, line));
@@ -91,8 +101,10 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
             );
             return Err(PipelineError::Csv { line, what, help });
         }
+        let at = At { stage_group, index: turns[stage_group].len() };
+        reads.push(VersionRead { line, at, version });
         if pair {
-            pairs.insert(At { stage_group, index: turns[stage_group].len() });
+            pairs.insert(at);
         }
         turns[stage_group].push(turn);
         lines[stage_group].push(line);
@@ -114,7 +126,31 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
     }
     let written = Written::Table(&lines);
     let schedule = Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)?;
+    let schedule = match round(&rows)? {
+        None => schedule,
+        Some(round) => {
+            let updates = rounds::updates(&schedule, round, &reads)?;
+            schedule.updating(updates)
+        }
+    };
     if pairs.is_empty() { Ok(schedule) } else { schedule.in_pairs(pairs) }
+}
+
+/// How many micro-batches one update takes, if the table says so.
+fn round(rows: &[Row]) -> Result<Option<usize>> {
+    let Some(first) = rows.first() else { return Ok(None) };
+    match rows.iter().find(|row| row.round != first.round) {
+        None => Ok(first.round),
+        Some(other) => {
+            let [found, known] = [other.round, first.round].map(Option::unwrap_or_default);
+            let help = format!(
+                "line {} says round {known}, and all stages update equally often\n  \
+                 nearest that work: round {known}",
+                first.line
+            );
+            refuse(other.line, format!("round {found} differs"), help)
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -124,6 +160,9 @@ struct Row {
     stage: Option<usize>,
     replica: usize,
     turn: Turn,
+    /// The version that it reads: below 0 for versions from before the step.
+    version: i64,
+    round: Option<usize>,
     /// Whether it and the next turn of its stage group are a pair.
     pair: bool,
 }
@@ -197,15 +236,25 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
         let help = "parts are F, B, W, BW for both, or FBW for all at once".to_owned();
         return refuse(line, format!("unknown part `{letters}`"), help);
     };
+    // How many updates an earlier step has made is not bounded by the table.
+    let earlier = cell("version").filter(|_| head.contains(&"round"));
+    let earlier = earlier.and_then(|text| text.strip_prefix('-')?.parse::<u32>().ok());
+    let version = match earlier {
+        Some(before) => -i64::from(before),
+        None => number("version")?.unwrap_or(0) as i64,
+    };
+    // Below 0 all versions are equal at the start of a run.
+    let shown = usize::try_from(version).unwrap_or(0);
     let turn = Turn {
         part,
         microbatch: number("microbatch")?.unwrap_or(0),
         chunk: number("chunk")?.unwrap_or(0),
-        version: number("version")?.unwrap_or(0),
+        version: shown,
     };
+    let round = number("round")?;
     let (stage_group, stage) = (number("device")?.unwrap_or(0), number("stage")?);
     let (replica, pair) = (number("replica")?.unwrap_or(0), number("pair")?.unwrap_or(0) > 0);
-    Ok(Row { line, stage_group, stage, replica, turn, pair })
+    Ok(Row { line, stage_group, stage, replica, turn, version, round, pair })
 }
 
 fn words(held: HeldStage) -> String {

@@ -31,6 +31,7 @@ mod named;
 pub mod picture;
 mod placement;
 pub mod plan;
+mod rounds;
 mod schedule;
 pub mod schedules;
 mod simulate;

@@ -13,7 +13,7 @@ impl Lowered {
     pub(crate) fn has_blocks(&self) -> bool {
         let counts = [port::CHOSEN, port::PLACED];
         let read = probes(&self.model).any(|probe| !counts.contains(&probe));
-        self.settings.parallel.pipeline.is_asynchronous() && !read
+        self.settings.parallel.pipeline.has_blocks() && !read
     }
 
     /// The scripts whose model exposes a value of this name.

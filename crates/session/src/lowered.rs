@@ -112,7 +112,7 @@ impl Lowered {
         let updates = pipeline.updates(model, stage_groups.len(), parts)?;
         asynchronous::check(&settings, model, updates.as_ref())?;
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
-        let blocks = match pipeline.is_asynchronous() {
+        let blocks = match pipeline.has_blocks() {
             true => pipeline.turns(model, stage_groups.len(), parts, BLOCK)?,
             false => vec![Vec::new(); turns.len()],
         };
@@ -275,7 +275,7 @@ impl Lowered {
 
     /// The stage groups of the pipeline in a replica, with the turns of a block of steps, if there are any.
     pub(crate) fn block_groups_of(&self, replica: usize) -> Option<Vec<StageGroup<'_>>> {
-        let blocks = self.settings.parallel.pipeline.is_asynchronous();
+        let blocks = self.settings.parallel.pipeline.has_blocks();
         blocks.then(|| {
             self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.block)
         })

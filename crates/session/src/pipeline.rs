@@ -172,8 +172,16 @@ impl Pipeline {
         matches!(self.order, PipelineOrder::Named(NamedSchedule::ZbAuto))
     }
 
-    /// Whether weights are updated without a flush, so that steps can follow each other without one.
+    /// Whether weights are updated without a flush.
     pub fn is_asynchronous(&self) -> bool {
+        match &self.order {
+            PipelineOrder::Named(named) => named.is_asynchronous(),
+            PipelineOrder::Own(schedule) => schedule.updates().is_some(),
+        }
+    }
+
+    /// Whether steps can follow each other without a flush: not those of a table, which has one step.
+    pub fn has_blocks(&self) -> bool {
         matches!(self.order, PipelineOrder::Named(named) if named.is_asynchronous())
     }
 
@@ -216,7 +224,7 @@ impl Pipeline {
                     concat: self.concat,
                     memory: self.memory,
                     until_w: 1.0,
-                    steps: if self.is_asynchronous() { steps } else { 1 },
+                    steps: if self.has_blocks() { steps } else { 1 },
                     vertical_sync: self.vertical_sync,
                 };
                 if !self.is_searched() {
@@ -242,6 +250,7 @@ impl Pipeline {
                     }
                 }
                 let other = schedule.all().find(|(_, turn)| turn.version > 0);
+                let other = other.filter(|_| schedule.updates().is_none());
                 if let Some((at, turn)) = other {
                     return Err(Error::refused(
                         Problem::new(format!(
@@ -251,8 +260,8 @@ impl Pipeline {
                         ))
                         .because("a table does not say when weights are updated")
                         .nearest(
-                            "version 0 everywhere; or parallel.schedule = \"pipedream\" or \
-                             \"pipedream-2bw\"",
+                            "a column `round`, the micro-batches of an update; or version 0 \
+                             everywhere",
                         ),
                     ));
                 }
@@ -288,13 +297,15 @@ impl Pipeline {
         }
         let (schedule, _) = self.timetable(model, groups.len(), microbatches, 1)?;
         let first = |group: usize, index: usize| {
+            // After the last turn.
             let Some(turn) = schedule.turns(group).get(index) else { return groups[group].len() };
             let begins = |run: &ScheduledRun| {
                 let forward = matches!(run.part, Part::F | Part::FBW);
                 let part = if turn.part == Part::F { forward } else { run.part != Part::F };
                 run.microbatch == turn.microbatch && part
             };
-            groups[group].iter().position(begins).unwrap_or(groups[group].len())
+            let begin = groups[group].iter().position(begins);
+            begin.expect("a stage has an instance, so every turn of it has a run")
         };
         Ok(schedule.moves().iter().map(|own| own.placed(first)).collect())
     }

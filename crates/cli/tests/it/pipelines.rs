@@ -98,18 +98,30 @@ fn fewer_layers_than_stages_are_refused_with_numbers_that_fit() {
 fn a_table_runs_as_its_schedule_does() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    for name in ["zb-h1", "zb-v", "interleaved", "1f1b"] {
+    // Chunks, replicas of stages, versions of weights.
+    for name in ["zb-h1", "zb-v", "interleaved", "chimera", "pipedream", "pipedream-2bw"] {
         let shape = ["--stages", "2", "--microbatches", "4", "--csv", "own.csv"];
         phalanx(dir, &[&["schedule", name], &shape]).ok();
         let verified = |schedule: &str| {
             let schedule = format!("parallel.schedule={schedule}");
-            let sets = ["parallel.pp=2", "train.microbatches=4", &schedule];
+            let sets = ["parallel.pp=2", "train.microbatches=4", "optim.clip=none", &schedule];
             run(dir, "verify", &sets).ok().out
         };
         let own = verified("csv:own.csv");
         assert!(own.contains("all agree"), "{name}: {own}");
         assert_eq!(own, verified(name), "{name}: bytes, memory and differences");
     }
+}
+
+/// The table of the documentation: backwards in reverse order.
+#[test]
+fn a_table_may_run_backwards_in_any_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tables/reversed.csv");
+    let schedule = format!("parallel.schedule=csv:{table}");
+    let sets = ["parallel.pp=2", "train.microbatches=4", &schedule];
+    let found = run(dir.path(), "verify", &sets).ok().out;
+    assert!(found.contains("all agree"), "{found}");
 }
 
 #[test]

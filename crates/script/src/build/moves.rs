@@ -91,7 +91,7 @@ impl<'a> Mover<'a> {
             Step::Send => {
                 let buffer = binder.sent(&value)?;
                 binder.script.buffers[buffer.0].category = Category::Residuals;
-                self.send((buffer, OUT, own.to), value, dtype, binder);
+                self.message(Lane::Park, (buffer, OUT, own.to), value, dtype, binder);
             }
             Step::Leave => {
                 let buffer = binder.sent(&value)?;
@@ -99,15 +99,15 @@ impl<'a> Mover<'a> {
             }
             Step::Return => {
                 let buffer = binder.returned(&value, bytes);
-                self.receive((buffer, BACK, own.to), value, dtype, binder);
+                self.message(Lane::Take, (buffer, BACK, own.to), value, dtype, binder);
             }
             Step::Take => {
                 let buffer = binder.kept(parked, bytes);
-                self.receive((buffer, OUT, own.from), value, dtype, binder);
+                self.message(Lane::Take, (buffer, OUT, own.from), value, dtype, binder);
             }
             Step::Give => {
                 let buffer = binder.kept(parked, bytes);
-                self.send((buffer, BACK, own.from), value, dtype, binder);
+                self.message(Lane::Park, (buffer, BACK, own.from), value, dtype, binder);
             }
             Step::Free => {
                 let buffer = binder.kept(parked, bytes);
@@ -117,48 +117,29 @@ impl<'a> Mover<'a> {
         Ok(())
     }
 
-    fn send(
-        &self,
-        (buffer, channel, group): (BufferId, u32, usize),
-        value: Value,
-        dtype: DType,
-        binder: &mut Binder<'_>,
-    ) {
-        let messages = vec![self.message(buffer, (channel, group), value, dtype, binder)];
-        let label = format!("park {}", binder.script.name(buffer));
-        let kind = Kind::Send { buffer, messages };
-        binder.script.actions.push(Action { label, lane: Lane::Park, kind, after: vec![] });
-    }
-
-    fn receive(
-        &self,
-        (buffer, channel, group): (BufferId, u32, usize),
-        value: Value,
-        dtype: DType,
-        binder: &mut Binder<'_>,
-    ) {
-        let messages = vec![self.message(buffer, (channel, group), value, dtype, binder)];
-        // It may reuse the memory of buffers that were released before, so it waits for these.
-        let computed = |action: &Action| action.lane == Lane::Compute;
-        let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
-        let label = format!("take {}", binder.script.name(buffer));
-        let kind = Kind::Receive { buffer, messages };
-        binder.script.actions.push(Action { label, lane: Lane::Take, kind, after });
-    }
-
-    /// All of a buffer, to or from the rank at the same place of another stage group.
+    /// All of a buffer, to or from the rank at the same place of another stage group, as the lane says.
     fn message(
         &self,
-        buffer: BufferId,
-        (channel, group): (u32, usize),
+        lane: Lane,
+        (buffer, channel, group): (BufferId, u32, usize),
         value: Value,
         dtype: DType,
-        binder: &Binder<'_>,
-    ) -> Message {
-        let len = binder.script.buffers[buffer.0].bytes / dtype.size();
+        binder: &mut Binder<'_>,
+    ) {
+        let (script, sends) = (&mut binder.script, lane == Lane::Park);
+        let len = script.buffers[buffer.0].bytes / dtype.size();
         let blocks = vec![Block { first: 0, stride: len, rows: 1, len }];
         let peer = self.world.stage_groups[group].ranks[self.rank.place];
-        Message { peer, channel, value, dtype, blocks }
+        let messages = vec![Message { peer, channel, value, dtype, blocks }];
+        // What arrives may reuse the memory of buffers that were released before, so it waits for these.
+        let computed = |action: &Action| !sends && action.lane == Lane::Compute;
+        let after = script.actions.iter().rposition(computed).into_iter().collect();
+        let (verb, kind) = match sends {
+            true => ("park", Kind::Send { buffer, messages }),
+            false => ("take", Kind::Receive { buffer, messages }),
+        };
+        let label = format!("{verb} {}", script.name(buffer));
+        script.actions.push(Action { label, lane, kind, after });
     }
 }
 
