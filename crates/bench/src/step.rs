@@ -19,7 +19,7 @@ use phalanx_session::job;
 use phalanx_session::network::Network;
 use phalanx_session::products::median;
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{Lowered, Prepared, Session, Settings};
+use phalanx_session::{Lowered, OwnedStep, Prepared, Session, Settings};
 
 /// Steps before the clock starts.
 pub(crate) const WARM_UP: usize = 3;
@@ -113,14 +113,19 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
         .start_from(&*network.source())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), Usage::default(), counts());
+    let own = |step: usize| {
+        let batch = random_batch(config, step as u64);
+        corpus::with_step_data(&batch, OwnedStep::new)
+    };
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
             before = Usage::of(&mut session)?;
             allocated = counts();
         }
-        let batch = random_batch(config, step as u64);
+        let (batch, next) = (own(step), own(step + 1));
+        let next = Some((&next, rate.at(step + 1)));
         let begun = Instant::now();
-        corpus::with_step_data(&batch, |data| session.step(data, rate.at(step)))?;
+        batch.with(|data| session.step_before(data, rate.at(step), next))?;
         if step > WARM_UP {
             times.push(begun.elapsed().as_secs_f64());
         }

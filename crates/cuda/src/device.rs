@@ -1,6 +1,7 @@
 //! A GPU: its context and its kernels, which all ranks of a process share.
 
 mod graph;
+mod mark;
 mod memory;
 mod stream;
 
@@ -16,6 +17,7 @@ use crate::kernels::KernelSpec;
 use crate::libraries::{Driver, Handle, Nvrtc, driver_call};
 
 pub(crate) use graph::CapturedWork;
+pub(crate) use mark::Mark;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use stream::{Stream, TimeMark};
 

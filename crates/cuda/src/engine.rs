@@ -1,8 +1,10 @@
-//! The CUDA engine: kernels over one arena of a GPU's memory, issued on one stream.
+//! The CUDA engine: kernels over one arena of a GPU's memory, issued on one stream, and copies beside it.
 
+mod ahead;
 mod arenas;
 mod capture;
 mod compile;
+mod copies;
 mod counted;
 mod disk;
 mod drawn;
@@ -29,11 +31,14 @@ use crate::products::{ProductLibrary, ProductPlan, ProductShape};
 use crate::ranks::{self, GpuLink, Linked};
 use crate::requirements::CudaRequirements;
 use crate::tasks::{self, Task};
+use ahead::Ahead;
 use arenas::Arenas;
+use copies::Copies;
 use issued::Issued;
 use staging::{InFlight, Staging};
 use timing::Timing;
 
+pub(crate) use ahead::WINDOW;
 #[cfg(test)]
 pub(crate) use drawn::kernels as drawing_kernels;
 
@@ -43,8 +48,8 @@ use compile::What;
 
 /// Runs programs on a GPU.
 ///
-/// Everything that a rank issues goes to one stream, so calls run in the order in which they are
-/// launched. A rank of several has an endpoint to the others ([`CudaEngine::on_rank`]); ranks may
+/// What a rank computes goes to one stream, so calls run in the order in which they are launched; copies
+/// between the GPU's memory and the host's have streams of their own. A rank of several has an endpoint to the others ([`CudaEngine::on_rank`]); ranks may
 /// share the GPU. What they exchange goes through its memory, on the same stream, or through the host's
 /// ([`GpuLink`]). A program that is a single collective and is launched on another lane than
 /// [`Lane::Compute`] is only started: it ends when its event is waited for, or when a later launch needs it.
@@ -66,6 +71,8 @@ pub struct CudaEngine {
     attention_plans: HashMap<FusedShape, Option<Arc<AttentionPlan>>>,
     attention_workspace: Option<DeviceMemory>,
     arenas: Arenas,
+    copies: Copies,
+    ahead: Ahead,
     /// Where kernels report bad ids, and the programs and operands by number.
     fault: PinnedMemory,
     sites: Vec<(String, &'static str)>,
@@ -108,6 +115,8 @@ impl CudaEngine {
             plans: HashMap::new(),
             constants: HashMap::new(),
             arenas: Arenas::default(),
+            copies: Copies::new(&device)?,
+            ahead: Ahead::new(&device)?,
             sites: Vec::new(),
             disk: None,
             staging: Staging::default(),
@@ -266,6 +275,10 @@ impl Engine for CudaEngine {
         self.timing.issue(event);
         // Everything else is on the same stream, so it comes before this.
         after.iter().try_for_each(|&event| self.finish(event))?;
+        if lane != Lane::Compute && self.copies_beside(kernel, args) {
+            self.copy_beside(event, args, &kernel.name)?;
+            return Ok(event);
+        }
         match kernel.transfer().filter(|_| lane != Lane::Compute) {
             Some(transfer) => {
                 self.timing.stamps.start(event);
@@ -286,6 +299,7 @@ impl Engine for CudaEngine {
         self.device.enter()?;
         self.finish(event)?;
         if event.0 > self.waited {
+            self.copies.join(&self.stream)?;
             self.stream.wait().map_err(|error| self.issued.blame(&error))?;
             self.issued.clear();
             self.waited = self.events;
@@ -302,8 +316,19 @@ impl Engine for CudaEngine {
         self.timing.of(event)
     }
 
+    fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.device.enter()?;
+        Ok(self.ahead.fetch(into, bytes)?)
+    }
+
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
         self.device.enter()?;
+        if let Some(fetched) = self.ahead.take(into, bytes) {
+            let to = self.arenas.address(into)?;
+            // SAFETY: the caller has waited for what uses the place, which lies in the arena.
+            unsafe { self.ahead.place(fetched, to, &self.stream)? };
+            return Ok(());
+        }
         self.arenas.write(&self.stream, into, bytes)
     }
 

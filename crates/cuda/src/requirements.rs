@@ -5,6 +5,7 @@ use phalanx_comm::PlannedCollective;
 use phalanx_ir::ops::LinearCrossEntropy;
 use phalanx_ir::{DType, Instr, Mesh, Op, Program, TensorType, ValueId};
 
+use crate::engine::WINDOW;
 use crate::folds::Folds;
 use crate::fused_attention::FusedShape;
 use crate::products::WORKSPACE;
@@ -36,11 +37,12 @@ impl Requirements for CudaRequirements {
         Folds::of(program).early()
     }
 
-    /// The workspaces of NVIDIA's libraries, which the engine allocates once for each rank.
+    /// The workspaces of NVIDIA's libraries and the window for batches that come ahead, which the engine
+    /// allocates once for each rank.
     fn beside(&self, program: &Program) -> usize {
         let shapes = program.instrs().iter().filter_map(|instr| FusedShape::of(program, instr));
         let attention = shapes.map(|shape| shape.workspace()).max();
-        WORKSPACE + attention.filter(|_| self.attention_library).unwrap_or(0)
+        WORKSPACE + WINDOW + attention.filter(|_| self.attention_library).unwrap_or(0)
     }
 }
 

@@ -280,6 +280,13 @@ pub trait Engine {
     /// Copies bytes into an arena at once; the caller has waited for what uses that place.
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError>;
 
+    /// Tells that these bytes will be uploaded to this place after the steps that run now. An engine
+    /// may bring them near meanwhile; nothing else depends on it.
+    fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        let _ = (into, bytes);
+        Ok(())
+    }
+
     /// Fills a piece of an arena with zeros; the caller has waited for what uses that place.
     fn clear(&mut self, span: Span) -> Result<(), EngineError> {
         for at in (0..span.bytes).step_by(ZEROS.len()) {

@@ -211,6 +211,17 @@ impl<E: Engine> Executor<E> {
         Ok(self.engine.upload(span, bytes)?)
     }
 
+    /// Tells the engine what [`Executor::write`] will fill a buffer with after the steps that run now.
+    pub fn expect(
+        &mut self,
+        id: ScriptId,
+        buffer: BufferId,
+        bytes: &[u8],
+    ) -> Result<(), RuntimeError> {
+        let span = self.span(id, buffer, bytes.len())?;
+        Ok(self.engine.expect(span, bytes)?)
+    }
+
     /// Fills a buffer with zeros.
     pub fn clear(&mut self, id: ScriptId, buffer: BufferId) -> Result<(), RuntimeError> {
         let PlannedScript { script, memory, .. } = &*self.scripts[id.0].planned;

@@ -14,7 +14,7 @@ use phalanx_runtime::Observed;
 use phalanx_script::{Outcome, ScriptKey, StateKind};
 
 use super::StepResult;
-use super::feed::StepData;
+use super::feed::{OwnedStep, StepData};
 use super::restore::StateSource;
 use super::save::{SaveTargets, SavedFiles};
 use super::traced::TracedStep;
@@ -103,12 +103,25 @@ impl Command<'_> {
 pub trait BatchSource: Sync {
     /// Gives the data and the learning rate of a step to `run`, once.
     fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()>;
+
+    /// Gives the data and the learning rate of the step after `step` to `run`, if they are known while
+    /// `step` runs. They may still change.
+    fn with_next(
+        &self,
+        step: u64,
+        run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>,
+    ) -> Result<()> {
+        let _ = (step, run);
+        Ok(())
+    }
 }
 
 /// One batch for one step.
 pub(super) struct Given<'a> {
     pub(super) data: &'a StepData<'a>,
     pub(super) lr: f64,
+    /// What the next step will probably get.
+    pub(super) next: Option<(&'a OwnedStep, f64)>,
 }
 
 impl BatchSource for Given<'_> {
@@ -118,6 +131,14 @@ impl BatchSource for Given<'_> {
         run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>,
     ) -> Result<()> {
         run(self.data, self.lr)
+    }
+
+    fn with_next(
+        &self,
+        _step: u64,
+        run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>,
+    ) -> Result<()> {
+        self.next.map_or(Ok(()), |(data, lr)| data.with(|data| run(data, lr)))
     }
 }
 

@@ -203,6 +203,16 @@ impl Feed {
         self.write_step(executor, 0, data, scalars)
     }
 
+    /// Tells the engine what [`Feed::write`] will bring, while an earlier step runs.
+    pub(crate) fn expect<E: Engine>(
+        &mut self,
+        executor: &mut Executor<E>,
+        data: &StepData<'_>,
+        scalars: Scalars,
+    ) -> Result<()> {
+        self.each(executor, 0, data, scalars, Executor::expect)
+    }
+
     /// Fills the host buffers of one of the script's steps, counted from 0.
     pub(crate) fn write_step<E: Engine>(
         &mut self,
@@ -210,6 +220,18 @@ impl Feed {
         index: usize,
         data: &StepData<'_>,
         scalars: Scalars,
+    ) -> Result<()> {
+        self.each(executor, index, data, scalars, Executor::write)
+    }
+
+    /// Gives the bytes of each host buffer of one of the script's steps to `give`.
+    fn each<E: Engine>(
+        &mut self,
+        executor: &mut Executor<E>,
+        index: usize,
+        data: &StepData<'_>,
+        scalars: Scalars,
+        give: GiveBytes<E>,
     ) -> Result<()> {
         for (buffer, _, input) in self.inputs.iter().filter(|(_, step, _)| *step == index) {
             let size = executor.script(self.script).buffers[buffer.0].bytes;
@@ -247,11 +269,19 @@ impl Feed {
                     encode(*dtype, &[value], bytes);
                 }
             }
-            executor.write(self.script, *buffer, bytes)?;
+            give(executor, self.script, *buffer, bytes)?;
         }
         Ok(())
     }
 }
+
+/// What becomes of the bytes of a buffer.
+type GiveBytes<E> = fn(
+    &mut Executor<E>,
+    ScriptId,
+    BufferId,
+    &[u8],
+) -> std::result::Result<(), phalanx_runtime::RuntimeError>;
 
 impl Scalars {
     /// The value of a scalar in a step of which these ranks have so many samples.

@@ -62,6 +62,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_comm::{Failure, Membership, PoolFailure};
+use phalanx_config::DeviceKind;
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
@@ -137,8 +138,24 @@ impl Session {
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        let taken = self.take(1, &Given { data, lr })?;
+        self.step_before(data, lr, None)
+    }
+
+    /// The same, with what the next step will get, if it is known: a device may fetch it while this step
+    /// runs. The next step may be given something else.
+    pub fn step_before(
+        &mut self,
+        data: &StepData<'_>,
+        lr: f64,
+        next: Option<(&OwnedStep, f64)>,
+    ) -> Result<StepResult> {
+        let taken = self.take(1, &Given { data, lr, next })?;
         Ok(taken.last().copied().expect("one step was taken"))
+    }
+
+    /// Whether it helps a step to know the next one's data.
+    pub fn looks_ahead(&self) -> bool {
+        self.known.settings.device == DeviceKind::Cuda
     }
 
     /// Runs `count` steps, for which ranks ask for their batches, and gives their results; fewer if

@@ -1,5 +1,6 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
+mod ahead;
 mod block;
 mod load;
 mod results;
@@ -19,7 +20,7 @@ use phalanx_script::{
 
 use self::load::LoadCounter;
 use super::command::{
-    BatchSource, Command, Exposed, Measured, Reply, StatePiece, StateRange, StepReply,
+    BatchSource, Command, Exposed, Given, Measured, Reply, StatePiece, StateRange, StepReply,
 };
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
@@ -187,7 +188,7 @@ impl<E: Engine> RankWorker<E> {
             }
             let origin = trace.filter(|(traced, _)| *traced == step).map(|(_, origin)| origin);
             batches.with(step, &mut |data, lr| {
-                taken.push(self.step_at(step, data, lr, origin)?);
+                taken.push(self.step_at(step, data, lr, origin, batches)?);
                 Ok(())
             })?;
             if taken.last().is_none_or(|last| last.outcome != Outcome::Applied) {
@@ -199,7 +200,8 @@ impl<E: Engine> RankWorker<E> {
 
     /// Takes the next optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        Ok(self.step_at(self.steps_taken() + 1, data, lr, None)?.result)
+        let only = Given { data, lr, next: None };
+        Ok(self.step_at(self.steps_taken() + 1, data, lr, None, &only)?.result)
     }
 
     fn step_at(
@@ -208,6 +210,7 @@ impl<E: Engine> RankWorker<E> {
         data: &StepData<'_>,
         lr: f64,
         origin: Option<Instant>,
+        batches: &dyn BatchSource,
     ) -> Result<StepReply> {
         let scalars = Scalars { lr, step, seed: self.settings.seed };
         let Choice(keys) = self.controller.next(step, &self.records);
@@ -219,6 +222,7 @@ impl<E: Engine> RankWorker<E> {
             let id = self.fill(key, data, scalars)?;
             self.pulse.iter().for_each(|pulse| pulse.begin(id, step));
             match origin.filter(|_| trains) {
+                None if trains => self.run_and_expect(id, step, batches)?,
                 None => self.executor.run(id)?,
                 Some(origin) => {
                     let timed = self.executor.run_traced(id, origin)?;

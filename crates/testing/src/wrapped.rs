@@ -182,6 +182,10 @@ impl<E: Engine, M: Hook<E>> Engine for Wrapped<E, M> {
         self.inner.draw(into, dtype, draw, first)
     }
 
+    fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.inner.expect(into, bytes)
+    }
+
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
         self.inner.upload(into, bytes)
     }

@@ -71,6 +71,7 @@ pub fn take_blocks(
     mut observe: impl FnMut(&mut Session, TrainedStep) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
     let mut last = None;
+    let batches = &mut LookAhead { batches, next: None };
     while (session.steps() as usize) < steps {
         let first = session.steps() as usize + 1;
         let block = first..first + BLOCK;
@@ -78,7 +79,7 @@ pub fn take_blocks(
         let together = whole && !(first..block.end - 1).any(&pauses);
         let (results, time) = match together {
             true => take_block(session, batches, block, &rate)?,
-            false => take_one(session, batches, rate(first))?,
+            false => take_one(session, batches, (first, steps), &rate)?,
         };
         let mut wish = Wish::GoOn;
         let mut failed = None;
@@ -119,13 +120,16 @@ struct Measured {
 /// One step, and how long it took.
 fn take_one(
     session: &mut Session,
-    batches: &mut dyn Batches,
-    lr: f64,
+    batches: &mut LookAhead<'_>,
+    (step, last): (usize, usize),
+    rate: impl Fn(usize) -> f64,
 ) -> Result<(Vec<Measured>, Duration)> {
     let (mut results, mut time) = (Vec::new(), Duration::ZERO);
-    batches.with_next(&mut |data| {
+    let ahead = step < last && session.looks_ahead();
+    batches.with_two(ahead, &mut |data, next| {
+        let next = next.map(|next| (next, rate(step + 1)));
         let begun = Instant::now();
-        let result = session.step(data, lr)?;
+        let result = session.step_before(data, rate(step), next)?;
         time = begun.elapsed();
         let accuracy = session.accuracy(ScriptKey::Train, data)?.and_then(Accuracy::share);
         results.push(Measured { result, accuracy, load: session.expert_load()? });
@@ -153,6 +157,50 @@ fn take_block(
     let alone = |result| Measured { result, accuracy: None, load: None };
     let results = results.into_iter().map(alone).collect();
     Ok((results, begun.elapsed() / steps.len() as u32))
+}
+
+/// Batches of which the one after the next may be wanted too.
+struct LookAhead<'a> {
+    batches: &'a mut dyn Batches,
+    next: Option<OwnedStep>,
+}
+
+impl LookAhead<'_> {
+    /// Gives the next batch to `run` and, if it is wanted, the one that comes after it.
+    fn with_two(
+        &mut self,
+        ahead: bool,
+        run: &mut dyn FnMut(&StepData<'_>, Option<&OwnedStep>) -> Result<()>,
+    ) -> Result<()> {
+        if !ahead {
+            return self.with_next(&mut |data| run(data, None));
+        }
+        let now = match self.next.take() {
+            Some(now) => now,
+            None => self.read()?,
+        };
+        let after = self.read()?;
+        let next = self.next.insert(after);
+        now.with(|data| run(data, Some(next)))
+    }
+
+    fn read(&mut self) -> Result<OwnedStep> {
+        let mut read = None;
+        self.batches.with_next(&mut |data| {
+            read = Some(OwnedStep::new(data));
+            Ok(())
+        })?;
+        Ok(read.expect("a batch is given once"))
+    }
+}
+
+impl Batches for LookAhead<'_> {
+    fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()> {
+        match self.next.take() {
+            Some(next) => next.with(run),
+            None => self.batches.with_next(run),
+        }
+    }
 }
 
 /// The batches of a block, with their learning rates.

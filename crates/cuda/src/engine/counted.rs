@@ -19,11 +19,11 @@ impl Counters for CudaEngine {
         Duration::ZERO
     }
 
-    /// The libraries' workspaces, and tables that kernels read.
+    /// The libraries' workspaces, tables that kernels read, and batches that came ahead.
     fn scratch_bytes(&mut self) -> usize {
         let tables: usize = self.constants.values().map(|memory| memory.bytes()).sum();
         let attention = self.attention_workspace.as_ref().map_or(0, |memory| memory.bytes());
-        self.workspace.bytes() + attention + tables
+        self.workspace.bytes() + attention + tables + self.ahead.bytes()
     }
 
     fn busy(&mut self) -> Option<Duration> {

@@ -166,7 +166,7 @@ impl CudaEngine {
             self.land(flight, "a collective")?;
             self.timing.stamps.end(event);
         }
-        Ok(())
+        Ok(self.copies.come_before(event, &self.stream)?)
     }
 
     /// Whether an event has happened, as far as is known.
