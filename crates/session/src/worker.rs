@@ -2,6 +2,7 @@
 
 mod ahead;
 mod block;
+mod counted;
 mod load;
 mod results;
 
@@ -9,18 +10,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx_call::traffic::add;
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::Mesh;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferKey, Choice, Controller, MemoryPlan, Moved, Number, Outcome, Record, Route, Script,
-    ScriptKey, State, StateKind, traffic,
+    BufferKey, Choice, Controller, MemoryPlan, Number, Outcome, Record, Script, ScriptKey, State,
+    StateKind,
 };
 
 use self::load::LoadCounter;
 use super::command::{
-    BatchSource, Command, Exposed, Given, Measured, Reply, StatePiece, StateRange, StepReply,
+    BatchSource, Command, Exposed, Given, Reply, StatePiece, StateRange, StepReply,
 };
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
@@ -360,18 +360,6 @@ impl<E: Engine> RankWorker<E> {
         self.executor.engine_mut()
     }
 
-    /// What this rank's scripts predicted that it would move, in all runs so far.
-    fn predicted(&self) -> BTreeMap<Route, Moved> {
-        let mut total = BTreeMap::new();
-        for loaded in self.scripts.values() {
-            for (route, Moved { calls, bytes }) in traffic(self.executor.script(loaded.id)) {
-                let times = loaded.runs;
-                add(&mut total, route, Moved { calls: calls * times, bytes: bytes * times });
-            }
-        }
-        total
-    }
-
     /// Any script: state lies at the same place in all of them.
     fn any(&self) -> ScriptId {
         self.scripts.values().next().expect("a rank has a script").id
@@ -425,19 +413,6 @@ impl<E: Engine + Counters> RankWorker<E> {
             Command::Observe => Reply::Observed(Box::new(self.observe()?)),
             Command::Measure => Reply::Measured(Box::new(self.measure())),
         })
-    }
-
-    /// What it has counted so far.
-    pub fn measure(&mut self) -> Measured {
-        let predicted = self.predicted();
-        let engine = self.executor.engine_mut();
-        Measured {
-            moved: engine.moved(),
-            predicted,
-            product_seconds: engine.products().as_secs_f64(),
-            scratch_bytes: engine.scratch_bytes(),
-            busy_seconds: engine.busy().map(|busy| busy.as_secs_f64()),
-        }
     }
 }
 
