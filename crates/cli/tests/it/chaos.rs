@@ -14,10 +14,11 @@ use serde_json::Value;
 const STEPS: usize = 14;
 const PHASES: [&str; 5] = ["F", "B", "reduce", "update", "save"];
 
-struct Dice(u64);
+/// Numbers that follow from a seed, which is not 0.
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+    pub(crate) fn roll(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

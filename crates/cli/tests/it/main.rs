@@ -6,6 +6,7 @@ mod benchmarks;
 #[cfg(target_os = "linux")]
 mod chaos;
 mod command;
+mod composed;
 mod documents;
 mod evaluating;
 mod explaining;

@@ -11,7 +11,7 @@ use crate::command::phalanx;
 use crate::processes::{TINY, numbers, sets};
 
 /// Two namespaces; they are removed with everything in them.
-struct Cable {
+pub(crate) struct Cable {
     names: [String; 2],
 }
 
@@ -52,8 +52,8 @@ impl Drop for Cable {
     }
 }
 
-/// A remote shell that enters the namespace of an address, and the file of hosts.
-fn prepare(dir: &Path) -> Option<Cable> {
+/// A remote shell that enters the namespace of an address, and the file of hosts, each with so many ranks.
+pub(crate) fn prepare(dir: &Path, slots: usize) -> Option<Cable> {
     let cable = Cable::new().map_err(|why| {
         println!("no network namespaces, so both hosts are the loopback device: {why}");
     });
@@ -70,7 +70,7 @@ fn prepare(dir: &Path) -> Option<Cable> {
     let shell = format!("#!/bin/sh\nhost=$1\nshift\n{enter} sh -c \"$*\"\n");
     std::fs::write(dir.join("rsh"), shell).unwrap();
     std::fs::set_permissions(dir.join("rsh"), PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::write(dir.join("hosts"), hosts.map(|host| format!("{host} slots=1\n")).concat())
+    std::fs::write(dir.join("hosts"), hosts.map(|host| format!("{host} slots={slots}\n")).concat())
         .unwrap();
     cable.ok()
 }
@@ -78,7 +78,7 @@ fn prepare(dir: &Path) -> Option<Cable> {
 #[test]
 fn two_hosts_have_the_bits_of_threads() {
     let dir = tempfile::tempdir().unwrap();
-    let _cable = prepare(dir.path());
+    let _cable = prepare(dir.path(), 1);
     let launch = ["launch", "-n", "2", "--hosts", "hosts", "--rsh", "./rsh", "--"];
     for keys in ["parallel.dp=2 parallel.zero=3", "parallel.pp=2 train.microbatches=4"] {
         let train = |name: &str, before: &[&str]| {
@@ -100,7 +100,7 @@ fn two_hosts_have_the_bits_of_threads() {
 #[test]
 fn the_loss_of_one_of_two_hosts_is_survived() {
     let dir = tempfile::tempdir().unwrap();
-    let _cable = prepare(dir.path());
+    let _cable = prepare(dir.path(), 1);
     let train = |name: &str, before: &[&str], fault: &str| {
         let keys = format!(
             "parallel.dp=2 parallel.zero=3 model.layers=2 train.steps=6 run.copy_every=2 run.name={name}"
