@@ -3,9 +3,9 @@
     .venv/bin/python tools/oracle/optimizers.py            # rewrites the files, after make_fixtures.py
     .venv/bin/python tools/oracle/optimizers.py --out DIR  # somewhere else
 
-Adam and SGD are those of `torch.optim`. Lion and LAMB are the equations of their papers
-(Chen et al., 2023, algorithm 2; You et al., 2020, algorithm 2 with the identity as phi), written below
-line by line. Models, batches, clipping and which parameters decay are those of make_fixtures.py. Per rule:
+Adam and SGD are those of `torch.optim`. Lion, LAMB and Adafactor are the equations of their papers
+(Chen et al., 2023, algorithm 2; You et al., 2020, algorithm 2 with the identity as phi; Shazeer and Stern,
+2018, algorithms 4 and 5 with relative steps of at most lr, and decoupled decay), written below line by line. Models, batches, clipping and which parameters decay are those of make_fixtures.py. Per rule:
 its settings, the loss before and the gradient norm (before clipping) at each step, and the norm of every
 parameter after the last step.
 """
@@ -27,6 +27,7 @@ RULES = {
     "sgd": {"lr": 3e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
     "lamb": {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.05},
     "lion": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.05},
+    "adafactor": {"lr": 1e-2, "eps": 1e-30, "least": 1e-3, "longest": 1.0, "weight_decay": 0.05},
 }
 
 
@@ -67,6 +68,33 @@ class Lion:
                 m.copy_(b2 * m + (1 - b2) * g)
 
 
+class Adafactor:
+    def __init__(self, groups, lr, eps, least, longest):
+        self.groups, self.lr, self.eps, self.least, self.longest, self.t = groups, lr, eps, least, longest, 0
+        self.state = {}
+
+    @torch.no_grad()
+    def step(self):
+        self.t += 1
+        beta, rho = 1 - self.t**-0.8, min(self.lr, self.t**-0.5)
+        for group in self.groups:
+            for x in group["params"]:
+                g, squares = x.grad, x.grad**2 + self.eps
+                if x.ndim < 2:
+                    v = beta * self.state.get(id(x), 0.0) + (1 - beta) * squares
+                    self.state[id(x)] = v
+                else:
+                    r, c = self.state.get(id(x), (0.0, 0.0))
+                    r = beta * r + (1 - beta) * squares.sum(-1)
+                    c = beta * c + (1 - beta) * squares.sum(-2)
+                    self.state[id(x)] = (r, c)
+                    v = torch.outer(r, c) / r.sum()
+                u = g / v.sqrt()
+                u = u / max(1.0, (u.square().mean().sqrt() / self.longest).item())
+                alpha = max(self.least, x.square().mean().sqrt().item()) * rho
+                x.copy_(x - self.lr * group["weight_decay"] * x - alpha * u)
+
+
 def optimizer(kind, settings, parameters):
     settings = dict(settings)
     decay = settings.pop("weight_decay")
@@ -74,7 +102,8 @@ def optimizer(kind, settings, parameters):
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "lamb": Lamb, "lion": Lion}
+    make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "lamb": Lamb, "lion": Lion,
+            "adafactor": Adafactor}
     return make[kind](groups, **settings)
 
 

@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+/// The kind of a parameter's value in full precision.
+pub const FULL: &str = "master";
+
 /// A rank's block of a parameter: a box of the whole, padded at the end of its dims.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ParamBlock {

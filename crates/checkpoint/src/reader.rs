@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use phalanx_error::{Error, Problem, Result, bytes};
 use phalanx_ir::DType;
 
+use crate::entry::FULL;
 use crate::folder::MANIFEST;
 use crate::header::{Header, PlacedEntry};
 use crate::manifest::{FORMAT, FileSummary, Manifest, Piece};
@@ -121,7 +122,8 @@ impl Checkpoint {
     /// The parameters by name, with their shapes.
     pub fn params(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.index.iter().filter_map(|(name, kinds)| {
-            let (_, placed) = kinds.values().next()?.first()?;
+            // Other kinds may have shapes of their own.
+            let (_, placed) = kinds.get(&(FULL.to_owned(), 0))?.first()?;
             Some((name.as_str(), &placed.entry.block.shape[..]))
         })
     }

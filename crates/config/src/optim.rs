@@ -12,15 +12,15 @@ section! {
     pub struct OptimConfig in "optim" (steps: Count, usual_clip: Clip) {
         /// Rule that turns gradients into updates.
         kind: OptimKind = "adamw"; aka "optimizer" "name" "type",
-        /// Highest learning rate.
-        lr: NonNegative = "3e-4"; aka "learning_rate" "max_lr" "peak_lr",
+        /// Highest learning rate; of adafactor, relative to the size of each parameter.
+        lr: NonNegative = "1e-2 for adafactor, else 3e-4" => kind.lr(); aka "learning_rate" "max_lr" "peak_lr",
         /// Decay of the running means of the gradient and, but for lion, of its square.
-        betas: [Fraction; 2] = "[0.9, 0.95] for adamw, [0.9, 0.99] for lion, else [0.9, 0.999]"
+        betas: [Fraction; 2] = "[0.9, 0.95] for adamw, [0.9, 0.99] for lion, [0, 0] for adafactor, which has none, else [0.9, 0.999]"
             => kind.betas(); aka "adam_beta1" "adam_beta2" "beta1" "beta2",
-        /// Added to the root of the second mean, to avoid division by zero.
-        eps: Positive = "1e-6 for lamb, else 1e-8" => kind.eps();
+        /// Added to the root of the second mean, to avoid division by zero; of adafactor, to squares.
+        eps: Positive = "1e-6 for lamb, 1e-30 for adafactor, else 1e-8" => kind.eps();
             aka "adam_eps" "adam_epsilon" "epsilon",
-        /// Decay of matrices per step; norms and biases do not decay. adamw, lamb and lion subtract
+        /// Decay of matrices per step; norms and biases do not decay. adamw, lamb, lion and adafactor subtract
         /// this share times the learning rate; adam and sgd add it to the gradient.
         weight_decay: NonNegative = "0.1 for adamw, 0.01 for lamb, else 0" => kind.decay();
             aka "wd" "decay",
@@ -56,7 +56,7 @@ choice! {
         /// Steps of one size, by the sign of a running mean.
         Lion = "lion",
         /// Second moments as products of row and column means.
-        Adafactor = "adafactor" later,
+        Adafactor = "adafactor",
     }
 }
 
@@ -65,15 +65,23 @@ impl OptimKind {
         let betas = match self {
             OptimKind::AdamW => [0.9, 0.95],
             OptimKind::Lion => [0.9, 0.99],
-            OptimKind::Adam | OptimKind::Sgd | OptimKind::Lamb | OptimKind::Adafactor => {
-                [0.9, 0.999]
-            }
+            OptimKind::Adafactor => [0.0, 0.0],
+            OptimKind::Adam | OptimKind::Sgd | OptimKind::Lamb => [0.9, 0.999],
         };
         betas.map(|beta| Fraction::new(beta).expect("it is below one"))
     }
 
+    fn lr(self) -> NonNegative {
+        let lr = if self == OptimKind::Adafactor { 1e-2 } else { 3e-4 };
+        NonNegative::new(lr).expect("it is not negative")
+    }
+
     fn eps(self) -> Positive {
-        let eps = if self == OptimKind::Lamb { 1e-6 } else { 1e-8 };
+        let eps = match self {
+            OptimKind::Lamb => 1e-6,
+            OptimKind::Adafactor => 1e-30,
+            OptimKind::AdamW | OptimKind::Adam | OptimKind::Sgd | OptimKind::Lion => 1e-8,
+        };
         Positive::new(eps).expect("it is positive")
     }
 
@@ -136,24 +144,32 @@ impl OptimConfig {
             .because("the learning rate would never reach optim.lr")
             .nearest(format!("optim.warmup_steps = {steps}"))
         });
-        values.rule(&["optim.kind"], self.kind != OptimKind::Adafactor, || {
-            Problem::new("optim.kind = \"adafactor\" is not built yet")
-                .because("its state has one number for each row and column of a matrix")
-                .nearest("optim.kind = \"adamw\", or \"lion\", which keeps one number per weight")
+        let betas = self.betas.map(|beta| beta.get());
+        let decays = self.kind != OptimKind::Adafactor || betas == [0.0, 0.0];
+        values.rule(&["optim.betas", "optim.kind"], decays, || {
+            Problem::new(format!(
+                "optim.betas = {betas:?} has no effect with optim.kind = adafactor"
+            ))
+            .because("its means decay by 1 − t^−0.8 in step t, and it has no momentum")
+            .fix("optim.betas = [0, 0], or optim.kind = \"adamw\"")
         });
         let momentum = self.momentum.get();
         // What a kind has instead of `momentum`, if it does not read it.
         let instead = match self.kind {
             OptimKind::Sgd => None,
+            OptimKind::Adafactor => Some("it has none"),
             _ => Some("its momentum is the first of optim.betas"),
         };
         if let Some(why) = instead {
             values.rule(&["optim.momentum", "optim.kind"], momentum == 0.0, || {
                 let kind = self.kind;
                 let what = format!("optim.momentum = {momentum:?} has no effect");
-                Problem::new(format!("{what} with optim.kind = {kind}"))
-                    .because(why)
-                    .fix("set optim.betas instead, or optim.kind = \"sgd\"")
+                Problem::new(format!("{what} with optim.kind = {kind}")).because(why).fix(
+                    match self.kind {
+                        OptimKind::Adafactor => "leave it out, or optim.kind = \"sgd\"",
+                        _ => "set optim.betas instead, or optim.kind = \"sgd\"",
+                    },
+                )
             });
         }
         let moving = instead.is_none() && momentum > 0.0;

@@ -9,6 +9,7 @@ mod collective;
 mod elementwise;
 #[cfg(test)]
 mod every;
+mod factors;
 mod halo;
 mod key_product;
 mod loss;
@@ -265,6 +266,14 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::LinearCrossEntropy(loss) => {
             let loss = *loss;
             loss::compile(op, loss)
+        }
+        Op::FactorMeans(means) => {
+            let factors = means.factors.clone();
+            factors::means(op, &factors)
+        }
+        Op::FactorDirection(direction) => {
+            let factors = direction.factors.clone();
+            factors::direction(op, &factors)
         }
         Op::AdamW(_)
         | Op::Sgd(_)

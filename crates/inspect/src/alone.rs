@@ -100,7 +100,7 @@ impl Alone {
 
     fn mean(&mut self, param: usize, kind: StateKind) -> Result<WeightTensor> {
         let all = self.values(param, kind)?;
-        let shape = self.sessions[0].parameters()[param].shape.clone();
+        let shape = self.sessions[0].state_shape(param, kind);
         let elements = all.len() / self.sessions.len();
         let count = self.sessions.len() as f64;
         let mean = |i: usize| all.iter().skip(i).step_by(elements).sum::<f64>() / count;
@@ -129,8 +129,8 @@ pub(crate) fn in_replicas(
     param: usize,
     kind: StateKind,
 ) -> Result<Vec<f64>> {
-    let shape = session.parameters()[param].shape.clone();
-    let elements = 0..session.parameters()[param].elements();
+    let shape = session.state_shape(param, kind);
+    let elements = 0..shape.iter().product();
     let replicas = session.read_replicas(&StateRange { param, kind, elements })?;
     let values = replicas
         .into_iter()

@@ -83,16 +83,68 @@ impl Halo {
         (before + after) * self.slab.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Bytes of scratch memory of all operands with a halo, one after the other, each at a multiple of
-    /// `align`.
-    pub fn scratch(program: &Program, instr: &Instr, align: usize) -> usize {
-        let (mut total, mut last) = (0usize, None);
+    /// The operands of an instruction with room around them, one after the other from `start` on, each at a
+    /// multiple of `align`.
+    pub fn rooms(program: &Program, instr: &Instr, start: usize, align: usize) -> Vec<HaloRoom> {
+        let mut rooms: Vec<HaloRoom> = Vec::new();
         for halo in Self::of(program, instr) {
-            if last.replace(halo.reach.operand) != Some(halo.reach.operand) {
-                total = total.next_multiple_of(align) + halo.bytes();
+            match rooms.last_mut() {
+                Some(room) if room.operand == halo.reach.operand => room.halos.push(halo),
+                last => {
+                    let end = last.map_or(start, |room| room.end());
+                    let (operand, at) = (halo.reach.operand, end.next_multiple_of(align));
+                    rooms.push(HaloRoom { operand, at, halos: vec![halo] });
+                }
             }
         }
-        total
+        rooms
+    }
+
+    /// Bytes of scratch memory of all operands with a halo.
+    pub fn scratch(program: &Program, instr: &Instr, align: usize) -> usize {
+        let ends = Self::rooms(program, instr, 0, align).into_iter().map(|room| room.end());
+        ends.fold(0, usize::max)
+    }
+}
+
+/// An operand with room around it for what comes from neighbours: a block of images `[n, h, w, c]` inside a
+/// larger one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HaloRoom {
+    /// The operand.
+    pub operand: usize,
+    /// Its first byte among scratch memory.
+    pub at: usize,
+    /// What is exchanged, in order; at least one.
+    pub halos: Vec<Halo>,
+}
+
+impl HaloRoom {
+    /// The extents with all that comes from neighbours.
+    pub fn shape(&self) -> &[usize] {
+        &self.halos[0].extended
+    }
+
+    /// Which of them are no padding, if these are of the operand alone.
+    pub fn valid(&self, own: &[usize]) -> Vec<usize> {
+        let mut valid = own.to_vec();
+        for Halo { reach, extended, .. } in &self.halos {
+            valid[reach.dim] = extended[reach.dim];
+        }
+        valid
+    }
+
+    /// Where the operand itself lies: so many lines above it and columns before it.
+    pub fn corner(&self) -> [usize; 2] {
+        let mut corner = [0; 2];
+        for Halo { reach, .. } in &self.halos {
+            corner[reach.dim - 1] = reach.before;
+        }
+        corner
+    }
+
+    fn end(&self) -> usize {
+        self.at + self.halos[0].bytes()
     }
 }
 
@@ -122,6 +174,10 @@ program t {
             (&halos[0].slab[..], &halos[1].slab[..]),
             (&[2, 1, 3, 3][..], &[2, 4, 1, 3][..])
         );
+        let rooms = Halo::rooms(&program, &program.instrs()[0], 100, 64);
+        assert_eq!((rooms.len(), rooms[0].at, rooms[0].corner()), (1, 128, [1, 1]));
+        assert_eq!(rooms[0].valid(&[2, 2, 2, 3]), [2, 4, 5, 3]);
+        assert_eq!(Halo::scratch(&program, &program.instrs()[0], 64), 2 * 4 * 5 * 3 * 4);
         let mesh = program.mesh();
         let rows: Vec<usize> = (0..8).map(|rank| halos[0].received(mesh, rank)).collect();
         let row = 2 * 3 * 3 * 4;

@@ -41,7 +41,7 @@ pub use dtype::DType;
 pub use error::IrError;
 pub use exchange::Exchange;
 pub use graph::Graph;
-pub use halo::{Halo, Reach};
+pub use halo::{Halo, HaloRoom, Reach};
 pub use layout::{Layout, LocalPart, Order};
 pub use loops::{ProductLoops, StridedLoop};
 pub use mesh::{Axis, Mesh};

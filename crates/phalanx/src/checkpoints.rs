@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use phalanx_checkpoint::{Checkpoint, newest};
+use phalanx_checkpoint::{Checkpoint, FULL, newest};
 use phalanx_error::Result;
-use phalanx_session::{FULL, Settings, again, job};
+use phalanx_ir::Model;
+use phalanx_session::{Settings, again, job};
 use phalanx_train::{CHECKPOINTS, Checkpoints, Resume, RunFacts, Saving};
 
 use crate::mistake::Mistake;
@@ -60,16 +61,17 @@ impl CheckpointPlan {
         }
     }
 
-    /// The checkpoints of a training of so many parameters, whose manifests say `facts`.
+    /// The checkpoints of a training of these parameters, whose manifests say `facts`.
     pub(crate) fn open(
         &self,
         settings: &Settings,
-        parameters: u64,
+        model: &Model,
         facts: RunFacts,
     ) -> Option<Checkpoints> {
         let (every, folder) = self.every.clone()?;
-        let kinds = settings.optimizer.state_names().iter().copied().chain([FULL]);
-        let kinds = kinds.map(|kind| (kind.to_owned(), parameters)).collect();
+        let kept = settings.optimizer.kept(model.params().iter().map(|param| &param.shape[..]));
+        let kinds = kept.chain([(FULL, model.elements())]);
+        let kinds = kinds.map(|(kind, count)| (kind.to_owned(), count as u64)).collect();
         let saving = Saving {
             root: job::is_first().then(|| folder.join(CHECKPOINTS)),
             every,

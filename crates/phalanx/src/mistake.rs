@@ -227,6 +227,15 @@ pub(crate) fn check_optimizer(optimizer: &Optimizer) -> Result<(), Mistake> {
             ("beta2", beta2, share(beta2), below_one),
             ("decay", decay, decays(decay), at_least_0),
         ],
+        Optimizer::Adafactor { eps, least, longest, decay } => {
+            let above_0 = |value: f64| value.is_finite() && value > 0.0;
+            vec![
+                ("eps", eps, above_0(eps), "a finite number above 0"),
+                ("least", least, above_0(least), "a finite number above 0"),
+                ("longest", longest, above_0(longest), "a finite number above 0"),
+                ("decay", decay, decays(decay), at_least_0),
+            ]
+        }
         Optimizer::Sgd { momentum, decay, .. } => vec![
             ("momentum", momentum, share(momentum), below_one),
             ("decay", decay, decays(decay), at_least_0),

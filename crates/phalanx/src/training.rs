@@ -159,8 +159,7 @@ impl<'a> Training<'a> {
             batch: self.cutting.batch as u64,
             ..RunFacts::default()
         };
-        let parameters = self.forms.train.elements() as u64;
-        self.saves.open = self.saves.plan.open(&self.saves.settings, parameters, facts);
+        self.saves.open = self.saves.plan.open(&self.saves.settings, &self.forms.train, facts);
         let after = self.saves.start.1;
         self.batches = data.map(|data| data.open(self.cutting, after)).transpose()?;
         self.validation = validation;

@@ -3,6 +3,8 @@
 use phalanx_ir::Op;
 use phalanx_ir::ops::{AdamW, Decay, LambDirection, Lion, Narrow, Sgd};
 
+use crate::factored::StateOf;
+
 /// The update rule; `decay` applies to parameters that decay.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(missing_docs, reason = "the fields are those of the ops")]
@@ -17,6 +19,10 @@ pub enum Optimizer {
     Lamb { beta1: f64, beta2: f64, eps: f64, decay: f64 },
     /// Steps by the sign of a mean, with decoupled decay (Chen et al., 2023).
     Lion { beta1: f64, beta2: f64, decay: f64 },
+    /// Second moments as products of row and column means, steps relative to the parameter's size (Shazeer
+    /// and Stern, 2018): `eps` is added to squares, a parameter counts as at least `least` large, and a step
+    /// longer than `longest` is scaled down to it.
+    Adafactor { eps: f64, least: f64, longest: f64, decay: f64 },
 }
 
 impl Optimizer {
@@ -45,10 +51,16 @@ impl Optimizer {
         Optimizer::Lion { beta1: 0.9, beta2: 0.99, decay: 0.0 }
     }
 
+    /// Adafactor with its paper's constants.
+    pub const fn adafactor() -> Self {
+        Optimizer::Adafactor { eps: 1e-30, least: 1e-3, longest: 1.0, decay: 0.0 }
+    }
+
     /// The op that applies it, or that gives the direction of its step: `decays` gives the decay of a
-    /// unit at this rate.
-    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Narrow) -> Op {
-        match self {
+    /// unit at this rate. None if no single op does.
+    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Narrow) -> Option<Op> {
+        Some(match self {
+            Optimizer::Adafactor { .. } => return None,
             Optimizer::AdamW { beta1, beta2, eps, decay } => {
                 AdamW { beta1, beta2, eps, decay: decays(decay), coupled: false, narrow }.into()
             }
@@ -64,7 +76,28 @@ impl Optimizer {
             Optimizer::Lion { beta1, beta2, decay } => {
                 Lion { beta1, beta2, decay: decays(decay), narrow }.into()
             }
+        })
+    }
+
+    /// What the numbers of one of its states belong to.
+    pub fn state_of(&self, state: usize) -> StateOf {
+        match (self, state) {
+            (Optimizer::Adafactor { .. }, 0) => StateOf::Rows,
+            (Optimizer::Adafactor { .. }, _) => StateOf::Columns,
+            _ => StateOf::Elements,
         }
+    }
+
+    /// The numbers that it keeps of parameters of these shapes: the name and the count of each state.
+    pub fn kept<'p>(
+        &self,
+        shapes: impl Iterator<Item = &'p [usize]> + Clone,
+    ) -> impl Iterator<Item = (&'static str, usize)> {
+        let count = |state: usize| -> usize {
+            shapes.clone().map(|s| self.state_of(state).shape(s).iter().product::<usize>()).sum()
+        };
+        let counts: Vec<usize> = (0..self.states()).map(count).collect();
+        self.state_names().iter().copied().zip(counts)
     }
 
     /// How many state buffers it keeps besides a master copy.
@@ -80,6 +113,7 @@ impl Optimizer {
             }
             Optimizer::Sgd { .. } => &["momentum_buffer"],
             Optimizer::Lion { .. } => &["exp_avg"],
+            Optimizer::Adafactor { .. } => &["row_var", "col_var"],
         }
     }
 }

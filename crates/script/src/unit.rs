@@ -10,12 +10,13 @@ use std::ops::Range;
 
 use phalanx_call::ALIGN;
 use phalanx_ir::layout::Sharding;
-use phalanx_ir::ops::Bounds;
+use phalanx_ir::ops::{Bounds, Factors, MatrixPlace};
 use phalanx_ir::{Axis, DType, Instance, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
 use crate::build::{RankOnMesh, World};
 use crate::error::ScriptError;
+use crate::factored;
 use crate::stage_group::StageGroup;
 
 /// One parameter's place in its unit, on one rank.
@@ -29,6 +30,10 @@ pub struct Member {
     pub elements: usize,
     /// Whether it has a gradient. Otherwise it does not change.
     pub trained: bool,
+    /// Its first row among those of the unit, and how many it has in all.
+    pub rows: [usize; 2],
+    /// The same of its columns.
+    pub columns: [usize; 2],
 }
 
 /// Parameters that are reduced, gathered and updated together.
@@ -50,6 +55,8 @@ pub struct Unit {
     pub stage_groups: Vec<usize>,
     /// What ranks keep of it, and when they exchange it.
     pub facts: UnitFacts,
+    /// Its members as matrices.
+    pub factors: Factors,
 }
 
 impl Unit {
@@ -154,8 +161,7 @@ pub(crate) fn units(
     };
     let unit = |(name, group): (String, Vec<Described>)| {
         let facts = sharing.unit(&group[0].blocks);
-        let shards = mesh.count(&facts.axes);
-        pack(name, &group, facts, shards)
+        pack(name, &group, facts, mesh)
     };
     Ok(groups.into_iter().map(unit).collect())
 }
@@ -168,6 +174,7 @@ struct Described {
     trained: bool,
     /// Elements on one rank, padding included.
     elements: usize,
+    matrix: MatrixPlace,
     blocks: Vec<Axis>,
     partial: BTreeSet<Axis>,
     /// The stage groups whose instances have it.
@@ -204,11 +211,14 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
                 ty.layout.dims().iter().flat_map(|d| d.axes.iter().copied()).collect();
             blocks.sort_by_key(|&axis| mesh.axes().position(|(a, _)| a == axis));
             let gradient = compiled.gradient_type(instance.segment, local);
+            let (name, shape) = (&model.params()[param].name, &model.params()[param].shape);
+            let matrix = factored::matrix((name, shape), Some(ty), &blocks, mesh)?;
             let own = Described {
                 param,
                 decay: model.params()[param].decay && gradient.is_some(),
                 trained: gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
+                matrix,
                 blocks,
                 // A parameter that is not trained has no gradient to sum.
                 partial: gradient.map_or(BTreeSet::new(), |g| g.layout.partial().clone()),
@@ -233,11 +243,14 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
         }
     }
     for &param in model.instances().iter().flat_map(|i| i.params.values()) {
+        let (name, shape) = (&model.params()[param].name, &model.params()[param].shape);
+        let matrix = factored::matrix((name, shape), None, &[], mesh)?;
         found[param].get_or_insert_with(|| Described {
             param,
             decay: false,
             trained: false,
             elements: model.params()[param].elements(),
+            matrix,
             blocks: Vec::new(),
             partial: BTreeSet::new(),
             stage_groups: holders[param].clone(),
@@ -334,7 +347,8 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
     closed.into_iter().enumerate().map(|(i, group)| (format!("bucket.{i}"), group)).collect()
 }
 
-fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> Unit {
+fn pack(name: String, group: &[Described], facts: UnitFacts, mesh: &Mesh) -> Unit {
+    let shards = mesh.count(&facts.axes);
     // A cache line in the narrowest type; in wider types it is more.
     let line = ALIGN / 2;
     let mut group: Vec<&Described> = group.iter().collect();
@@ -350,11 +364,22 @@ fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> U
         partial: group[0].partial.clone(),
         stage_groups: group[0].stage_groups.clone(),
         facts,
+        factors: Factors {
+            members: Vec::new(),
+            block: 0,
+            grid: group[0].blocks.iter().map(|axis| mesh.count(&[*axis])).collect(),
+        },
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
             let Described { param, elements, trained, .. } = **described;
-            unit.members.push(Member { param, offset: unit.elements, elements, trained });
+            let offset = unit.elements;
+            let before = unit.factors.totals();
+            let matrix = MatrixPlace { begin: offset, ..described.matrix.clone() };
+            unit.factors.members.push(matrix);
+            let after = unit.factors.totals();
+            let [rows, columns] = [0, 1].map(|i| [before[i], after[i] - before[i]]);
+            unit.members.push(Member { param, offset, elements, trained, rows, columns });
             unit.elements += elements.next_multiple_of(line);
         }
         if decay {
@@ -362,6 +387,7 @@ fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> U
         }
     }
     unit.elements = unit.elements.next_multiple_of(line * shards);
+    unit.factors.block = unit.elements;
     unit
 }
 
@@ -375,7 +401,10 @@ mod tests {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
         let (blocks, stage_groups) = (vec![], vec![0]);
         let (decay, trained, tied) = (true, true, false);
-        Described { param, decay, trained, elements, blocks, partial, stage_groups, tied }
+        let shape = vec![elements, 1];
+        let (tile, sizes, moves) = (shape.clone(), shape, vec![vec![]; 2]);
+        let matrix = MatrixPlace { begin: 0, tile, sizes, moves };
+        Described { param, decay, trained, elements, matrix, blocks, partial, stage_groups, tied }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {

@@ -66,7 +66,7 @@ use phalanx_config::DeviceKind;
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{ScriptKey, StateKind};
+use phalanx_script::{ScriptKey, StateKind, StateOf};
 
 pub use accuracy::Accuracy;
 pub use backend::{Backend, EngineBackend, Size, Timing};
@@ -85,7 +85,7 @@ pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;
 pub use replicas::{BatchShare, Replicas};
 pub use restore::{Restored, Seeded, StateSource, read_as};
-pub use save::{FULL, SaveTargets, SavedFiles};
+pub use save::{SaveTargets, SavedFiles};
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
 pub use traced::{RankScript, Timetable, Trace, Traced, TracedStep};
@@ -269,6 +269,15 @@ impl Session {
     /// The model's parameters, in its order.
     pub fn parameters(&self) -> &[Param] {
         &self.known.params
+    }
+
+    /// The shape of a state of a parameter.
+    pub fn state_shape(&self, param: usize, kind: StateKind) -> Vec<usize> {
+        let of = match kind {
+            StateKind::Optimizer(number) => self.known.settings.optimizer.state_of(number),
+            _ => StateOf::Elements,
+        };
+        of.shape(&self.known.params[param].shape)
     }
 
     /// The state that holds parameters in full precision.

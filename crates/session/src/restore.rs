@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use phalanx_checkpoint::Checkpoint;
+use phalanx_checkpoint::{Checkpoint, FULL};
 use phalanx_ir::{DType, Draw, Param};
 use phalanx_models::hf::WeightTensor;
 use phalanx_script::{Optimizer, Scalar, StateKind};
 
-use super::save::{FULL, kind_name};
+use super::save::kind_name;
 use super::store::{ReadParam, from_weights, initial};
 use phalanx_error::{Error, Problem, Result};
 

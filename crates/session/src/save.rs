@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use phalanx_checkpoint::{FileSummary, FileWriter};
-use phalanx_script::{PlannedScript, ScriptKey, State, StateKey, StateKind};
+use phalanx_checkpoint::{FULL, FileSummary, FileWriter};
+use phalanx_script::{PlannedScript, ScriptKey, State, StateKey, StateKind, StateOf};
 
 use super::Session;
 use super::command::{Command, Reply};
@@ -69,9 +69,6 @@ impl Session {
     }
 }
 
-/// The kind of a parameter's value in full precision, in checkpoints.
-pub const FULL: &str = "master";
-
 /// What two ranks that hold the same have in common: replica and stage group, state, block and first
 /// element.
 type Content = ((usize, usize), StateKey, usize, usize);
@@ -88,7 +85,11 @@ fn holders(planner: &Planner<'_>) -> Result<Vec<Holders>> {
             if unit.stage_groups.first() != Some(&at.stage_group) {
                 continue;
             }
-            let block = ranks.mesh.shard(ranks.rank, &unit.blocks);
+            // What is kept of rows and columns is the same for all blocks.
+            let block = match range.of {
+                StateOf::Elements => ranks.mesh.shard(ranks.rank, &unit.blocks),
+                StateOf::Rows | StateOf::Columns => 0,
+            };
             let group = (lowered.replica(rank), at.stage_group);
             let same = (group, key, block, range.elements.start);
             let bytes = range.elements.len() * range.dtype.size();

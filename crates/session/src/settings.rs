@@ -293,11 +293,7 @@ impl Settings {
             }
             OptimKind::Lamb => Optimizer::Lamb { beta1, beta2, eps, decay },
             OptimKind::Lion => Optimizer::Lion { beta1, beta2, decay },
-            // Files and options refuse it already; a configuration made in code can still have it.
-            OptimKind::Adafactor => {
-                let problem = Problem::new("optim.kind = \"adafactor\" is not built yet");
-                return Err(Error::refused(problem));
-            }
+            OptimKind::Adafactor => Optimizer::Adafactor { eps, least: 1e-3, longest: 1.0, decay },
         };
         host::require(config.run.device)?;
         let mut parallel = Parallel::new(config)?;

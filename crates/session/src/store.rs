@@ -7,7 +7,7 @@ use phalanx_engine::Engine;
 use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateScalar};
+use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateOf, StateScalar};
 
 use super::command::{StatePiece, StateRange};
 use super::numbers::{encode, encode_all, on_all_cores, rounded};
@@ -222,6 +222,9 @@ impl Store {
     /// where in the buffer they lie.
     fn placed(&self, member: &Member, held: &HeldRange) -> Vec<Placed> {
         let (part, at) = held.part(member);
+        if held.of != StateOf::Elements {
+            return vec![Placed { global: part, at }];
+        }
         let runs = self.runs[member.param].iter();
         runs.filter_map(|run| {
             let start = run.local.max(part.start);
@@ -309,10 +312,10 @@ fn read_checked(
         return Ok(Some(values));
     }
     Err(Error::refused(Problem::new(format!(
-        "parameter `{}` has {} values, but its shape {:?} needs {expected}",
+        "`{kind}` of parameter `{}` of shape {:?} has {} values, and not {expected}",
         param.name,
-        values.len() / dtype.size(),
         param.shape,
+        values.len() / dtype.size(),
     ))))
 }
 

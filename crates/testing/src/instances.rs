@@ -1,5 +1,6 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
+mod factors;
 mod routing;
 mod split;
 mod windows;
@@ -399,6 +400,7 @@ impl Cases {
             self.add(ZeroPadding, &[&w]);
             self.add(MemberSquares { bounds: bounds.clone() }, &[&packed]);
             self.add(MemberScale { bounds: bounds.clone() }, &[&packed, &of("factors", 3)]);
+            self.factors(&clip, [&go, &stop]);
             self.split_updates();
             self.0[first..].iter_mut().for_each(|case| case.form = form);
         }

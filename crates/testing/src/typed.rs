@@ -61,6 +61,7 @@ fn operand_type(op: &Op, index: usize, t: &RefTensor, dtype: DType) -> DType {
         Op::AttentionGrad(g) => index == 4 && g.of.kind == AttentionKind::Flash,
         Op::AdamW(_) | Op::Sgd(_) | Op::Lion(_) | Op::LambDirection(_) => index != 1,
         Op::MemberScale(_) => index == 1,
+        Op::FactorDirection(_) => index >= 1,
         Op::KeyProduct(_) | Op::Dispatch(_) | Op::Combine(_) => index == 2,
         _ => false,
     };

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use phalanx_checkpoint::{CONFIG, Checkpoint};
+use phalanx_checkpoint::{CONFIG, Checkpoint, FULL};
 use phalanx_config::{Config, Sources};
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, HfError, ModelSpec, TensorInfo, Weights};
-use phalanx_session::{FULL, read_as};
+use phalanx_session::read_as;
 
 use crate::export::export;
 

@@ -36,7 +36,7 @@ use phalanx_session::host;
 use phalanx_session::job;
 use phalanx_session::network::Network;
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{Backend, FULL, Lowered, Restored, Session, Settings};
+use phalanx_session::{Backend, Lowered, Restored, Session, Settings};
 
 pub use crate::report::Output;
 
@@ -286,8 +286,10 @@ impl<'a> Run<'a> {
 
     /// What the manifests of checkpoints say of this run.
     fn checkpoint_facts(&self, start: &Start<'_>) -> RunFacts {
-        let kinds = self.lowered.settings.optimizer.state_names().iter().copied().chain([FULL]);
-        let elements = (self.parameters * self.lowered.replicas()) as u64;
+        let shapes = self.lowered.model.params().iter().map(|param| &param.shape[..]);
+        let kept = self.lowered.settings.optimizer.kept(shapes);
+        let kinds = kept.chain([(phalanx_checkpoint::FULL, self.parameters)]);
+        let replicas = self.lowered.replicas();
         RunFacts {
             seed: self.loaded.config.run.seed,
             corpus: self.corpus.describe(),
@@ -295,7 +297,9 @@ impl<'a> Run<'a> {
             layout: self.session.layout().to_owned(),
             start: start.taken(),
             batch: self.loaded.config.train.batch_size.get() as u64,
-            kinds: kinds.map(|kind| (kind.to_owned(), elements)).collect(),
+            kinds: kinds
+                .map(|(kind, count)| (kind.to_owned(), (count * replicas) as u64))
+                .collect(),
         }
     }
 

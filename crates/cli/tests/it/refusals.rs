@@ -36,7 +36,6 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     phalanx(dir, &[&["train", "--preset", "tinny"]]).refused(&["did you mean `tiny`?"]);
     let set = |assignment| phalanx(dir, &[&["train", "--set", assignment]]);
     set("parallel.pp=5").refused(&["4 layers can't be cut into 5 stages", "4 stages"]);
-    set("optim.kind=adafactor").refused(&["not built yet", "lion"]);
     set("model.kind=mlp").refused(&["mlp_regression"]);
     set("model.dropout=0.1").refused(&["llama has no dropout"]);
     let large =

@@ -7,6 +7,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod erf;
+pub mod factors;
 pub mod gemm;
 pub mod halves;
 mod inlined;

@@ -12,28 +12,19 @@ use crate::requirements::CpuRequirements;
 
 /// The operands of an instruction with what its windows read of neighbours, and the tasks that make them.
 pub(super) fn compile(op: &Operation<'_>) -> Result<(Tasks, Vec<Var>), EngineError> {
-    let (mut tasks, mut at): (Tasks, usize) = (vec![], offset(op));
+    let mut tasks = Tasks::new();
     let mut operands: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
-    let halos = Halo::of(op.program, op.instr);
-    for (index, operand) in operands.iter_mut().enumerate() {
-        let own: Vec<&Halo> = halos.iter().filter(|halo| halo.reach.operand == index).collect();
-        let Some(first) = own.first() else { continue };
+    for around in Halo::rooms(op.program, op.instr, offset(op), ALIGN) {
+        let operand = &mut operands[around.operand];
         let scratch =
             op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
-        let mut valid = operand.valid.clone();
-        let mut corner = [0; 2];
-        for halo in &own {
-            valid[halo.reach.dim] = halo.extended[halo.reach.dim];
-            corner[halo.reach.dim - 1] = halo.reach.before;
-        }
-        at = at.next_multiple_of(ALIGN);
-        let slot = Slot::Workspace(scratch + at);
-        let room = Var { slot, dtype: operand.dtype, shape: first.extended.clone(), valid };
+        let (at, corner) = (scratch + around.at, around.corner());
+        let (shape, valid) = (around.shape().to_vec(), around.valid(&operand.valid));
+        let room = Var { slot: Slot::Workspace(at), dtype: operand.dtype, shape, valid };
         tasks.push(task(Inset { from: operand.clone(), to: room.clone(), corner }));
-        for halo in &own {
-            tasks.extend(exchange(op, halo, &room, (scratch + at, corner), operand)?);
+        for halo in &around.halos {
+            tasks.extend(exchange(op, halo, &room, (at, corner), operand)?);
         }
-        at += first.bytes();
         *operand = room;
     }
     Ok((tasks, operands))

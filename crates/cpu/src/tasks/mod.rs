@@ -13,6 +13,7 @@ mod conv;
 mod dispatch;
 mod embedding_grad;
 mod extent;
+mod factors;
 mod fused;
 mod halo;
 mod key_product;
@@ -182,6 +183,8 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::LambDirection(lamb) => update::compile(op, Rule::Lamb(*lamb)),
         Op::MemberSquares(of) => members::squares(op, &of.bounds),
         Op::MemberScale(of) => members::scale(op, &of.bounds),
+        Op::FactorMeans(of) => factors::means(op, &of.factors),
+        Op::FactorDirection(of) => factors::direction(op, &of.factors),
         Op::Collective(collective) => collective::compile(op, collective),
     }
 }

@@ -213,3 +213,61 @@ __global__ void member_scale(const T* x, const typename Of<T>::Acc* factors, T* 
     for (u64 i = (u64)piece[0] + thread_index(); i < (u64)piece[1]; i += thread_count())
         y[i] = piece[2] < 0 ? x[i] : Store<T>::of(load(x[i]) * factors[piece[2]]);
 }
+
+// Means of squares of rows: a block for each row. Runs are neighbouring elements of a row: first element, end, row, column;
+// for each row its first run, the end of its runs, and its columns.
+template <class T>
+__global__ void factor_rows(const T* x, typename Of<T>::Acc* out, const i64* runs, const i64* rows) {
+    typedef typename Of<T>::Acc A;
+    const i64* row = rows + 3 * (i64)blockIdx.x;
+    double total = 0.0;
+    for (i64 r = row[0]; r < row[1]; r++) {
+        for (i64 i = runs[4 * r] + threadIdx.x; i < runs[4 * r + 1]; i += blockDim.x) {
+            double v = (double)load(x[i]);
+            total += v * v;
+        }
+    }
+    total = block_reduce(total, Sum());
+    if (threadIdx.x == 0) out[blockIdx.x] = A(total / (double)row[2]);
+}
+
+// Means of squares of columns: a block for up to 32 of one matrix, a warp for every 32nd row. For each block: its first
+// column and their end, its first run and their end, and the rows of the matrix.
+template <class T>
+__global__ void factor_columns(const T* x, typename Of<T>::Acc* out, const i64* runs, const i64* columns) {
+    typedef typename Of<T>::Acc A;
+    __shared__ double sums[32][32];
+    const i64* own = columns + 5 * (i64)blockIdx.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const i64 column = own[0] + lane;
+    double total = 0.0;
+    for (i64 r = own[2] + warp; r < own[3]; r += warps) {
+        const i64* run = runs + 4 * r;
+        const i64 at = run[0] + column - run[3];
+        if (column < own[1] && column >= run[3] && at < run[1]) {
+            double v = (double)load(x[at]);
+            total += v * v;
+        }
+    }
+    sums[warp][lane] = total;
+    __syncthreads();
+    if (warp != 0 || column >= own[1]) return;
+    for (int w = 1; w < warps; w++) total += sums[w][lane];
+    out[column] = A(total / (double)own[4]);
+}
+
+// Elements divided by the numbers of their rows and columns; runs of no row are zero.
+template <class T>
+__global__ void factor_direction(const T* x, const typename Of<T>::Acc* rows, const typename Of<T>::Acc* columns,
+                                 const typename Of<T>::Acc* by, const typename Of<T>::Acc* go,
+                                 typename Of<T>::Acc* y, const i64* runs, i64 count) {
+    typedef typename Of<T>::Acc A;
+    const bool stop = stops(go);
+    for (i64 r = blockIdx.x; r < count; r += gridDim.x) {
+        const i64* run = runs + 4 * r;
+        const bool none = stop || run[2] < 0;
+        const A factor = none ? A(0) : *by / rows[run[2]];
+        for (i64 i = run[0] + threadIdx.x; i < run[1]; i += blockDim.x)
+            y[i] = none ? A(0) : A(load(x[i])) * factor / columns[run[3] + i - run[0]];
+    }
+}

@@ -14,31 +14,24 @@ use crate::requirements::CudaRequirements;
 /// The operands of an instruction with what its windows read of neighbours, and the tasks that make them.
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<(Tasks, Vec<Var>), EngineError> {
     let (mut tasks, mut operands): (Tasks, Vec<Var>) = (vec![], op.inputs());
-    let mut at = CudaRequirements::default().exchange_offset(op.program, op.instr);
-    let halos = Halo::of(op.program, op.instr);
-    for (index, operand) in operands.iter_mut().enumerate() {
-        let own: Vec<&Halo> = halos.iter().filter(|halo| halo.reach.operand == index).collect();
-        let Some(first) = own.first() else { continue };
-        let (mut valid, mut corner) = (operand.valid.clone(), [0; 2]);
-        for halo in &own {
-            valid[halo.reach.dim] = halo.extended[halo.reach.dim];
-            corner[halo.reach.dim - 1] = halo.reach.before;
-        }
-        at = at.next_multiple_of(ALIGN);
+    let start = CudaRequirements::default().exchange_offset(op.program, op.instr);
+    for around in Halo::rooms(op.program, op.instr, start, ALIGN) {
+        let operand = &mut operands[around.operand];
         let scratch =
             op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
-        let slot = Slot::Workspace(scratch + at);
-        let room = Var { slot, dtype: operand.dtype, shape: first.extended.clone(), valid };
+        let slot = Slot::Workspace(scratch + around.at);
+        let (shape, valid) = (around.shape().to_vec(), around.valid(&operand.valid));
+        let room = Var { slot, dtype: operand.dtype, shape, valid };
+        let corner = around.corner();
         // What no neighbour fills must not hold what was there.
         tasks.push(Task::Clear { to: room.place(), bytes: room.bytes() });
         let strides = room.strides();
         let inset = corner[0] * strides[1] + corner[1] * strides[2];
         let walks = [&operand.strides()[..], &strides];
         tasks.push(walked(op, [operand, &room], &operand.shape, [0, inset], walks));
-        for halo in &own {
+        for halo in &around.halos {
             tasks.extend(exchange(op, halo, &room, corner, operand.shape[halo.reach.dim])?);
         }
-        at += first.bytes();
         *operand = room;
     }
     Ok((tasks, operands))

@@ -122,7 +122,8 @@ fn scale(op: &mut Operation<'_>, bounds: &Bounds) -> Result<Tasks, EngineError> 
     Ok(vec![Task::Kernel(KernelTask::new(kernel, blocks, THREADS, args))])
 }
 
-fn constant(op: &mut Operation<'_>, words: &[i64]) -> Result<Arg, EngineError> {
+/// Numbers that the engine keeps.
+pub(super) fn constant(op: &mut Operation<'_>, words: &[i64]) -> Result<Arg, EngineError> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     op.engine.constant(&bytes)
 }

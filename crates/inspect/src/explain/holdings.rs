@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use phalanx_error::Result;
 use phalanx_ir::{Model, Role};
-use phalanx_script::{Part, State, StateKind, Unit};
+use phalanx_script::{Part, State, StateKind, StateOf, Unit};
 use phalanx_session::{Lowered, Planner};
 
 /// The most ranks that are looked at.
@@ -86,6 +86,11 @@ fn shares(lowered: &Lowered, rank: usize, state: &State, kind: StateKind) -> Vec
                 continue;
             }
             let (from, to) = (starts[member.param], starts[member.param + 1]);
+            if held.of != StateOf::Elements {
+                // All ranks keep the numbers of all rows and columns.
+                found.push(from..to);
+                continue;
+            }
             let at = |element: usize| {
                 let inside = element as f64 / member.elements as f64;
                 from + (to - from) * (block as f64 + inside) / blocks as f64

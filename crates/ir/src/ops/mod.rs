@@ -9,6 +9,7 @@ mod conv;
 mod dispatch;
 mod elementwise;
 mod embedding;
+mod factors;
 mod fused;
 mod key_product;
 mod loss;
@@ -47,6 +48,7 @@ pub use elementwise::{
     UnaryKind,
 };
 pub use embedding::{Embedding, EmbeddingGrad};
+pub use factors::{FactorDirection, FactorMeans, Factors, MatrixPlace, MatrixSpan, RowRun};
 pub use fused::{Fused, FusedArg, FusedStep};
 pub use key_product::{KeyForm, KeyProduct};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
@@ -302,6 +304,8 @@ ops! {
     SumSquares(SumSquares),
     MemberSquares(MemberSquares),
     MemberScale(MemberScale),
+    FactorMeans(FactorMeans),
+    FactorDirection(FactorDirection),
     ZeroPadding(ZeroPadding),
     Collective(Collective),
 }
@@ -394,6 +398,8 @@ impl Op {
             "sum_squares" => SumSquares.into(),
             "member_squares" => MemberSquares { bounds: Bounds::read(attrs)? }.into(),
             "member_scale" => MemberScale { bounds: Bounds::read(attrs)? }.into(),
+            "factor_means" => FactorMeans { factors: Factors::read(attrs)? }.into(),
+            "factor_direction" => FactorDirection { factors: Factors::read(attrs)? }.into(),
             "zero_padding" => ZeroPadding.into(),
             _ => return Err(format!("unknown op `{name}`")),
         })

@@ -52,6 +52,8 @@ program formed {
   %41 = key_product(k, %34, form=scores, key_heads=2, causal=true, goes_on=false) : f32[1,2,8,8]{2:a}
   %42 = key_product(%41, %34, o, form=weighted, key_heads=2, causal=false, goes_on=true) : f32[1,8,2,2]{1:a}
   %43 = key_product(%41, k, form=sums, key_heads=2, causal=false, goes_on=false) : f32[1,8,2,2]{1:a+1}
+  %44, %45 = factor_means(q, begins=0, dims=2, tiles=2x2, sizes=2x4, moves=0x2, grid=2, block=4) : f32[2]{P:a}, f32[4]{P:a}
+  %46 = factor_direction(q, v, row, s, s, begins=0, dims=2, tiles=2x2, sizes=2x4, moves=0x2, grid=2, block=4) : f32[*8]{*:a}
 }
 ";
 

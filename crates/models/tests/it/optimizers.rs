@@ -30,7 +30,7 @@ fn all<E: Engine>(
 ) {
     let text = std::fs::read_to_string(case(name).join("optimizers.json")).unwrap();
     let rules: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
-    assert_eq!(rules.len(), 4);
+    assert_eq!(rules.len(), 5);
     for (kind, record) in rules {
         let settings = &record["settings"];
         let setup = Setup {
@@ -55,7 +55,7 @@ fn all<E: Engine>(
         }
         // The gradient of GPT-2's key bias is zero but for rounding, of which these rules make whole
         // steps.
-        let blows_up = kind == "lamb" || kind == "lion";
+        let blows_up = matches!(&kind[..], "lamb" | "lion" | "adafactor");
         let defined = |name: &str| !(blows_up && name.ends_with("attn.k_bias"));
         for param in model.params().iter().filter(|param| defined(&param.name)) {
             let squares = rig.param(&param.name).iter().map(|x| x * x).sum::<f64>();
@@ -74,6 +74,10 @@ fn optimizer(kind: &str, settings: &Value) -> Optimizer {
         "adam" => Optimizer::Adam { beta1: beta(0), beta2: beta(1), eps: of("eps"), decay },
         "lamb" => Optimizer::Lamb { beta1: beta(0), beta2: beta(1), eps: of("eps"), decay },
         "lion" => Optimizer::Lion { beta1: beta(0), beta2: beta(1), decay },
+        "adafactor" => {
+            let (eps, least, longest) = (of("eps"), of("least"), of("longest"));
+            Optimizer::Adafactor { eps, least, longest, decay }
+        }
         "sgd" => {
             let nesterov = settings["nesterov"].as_bool().unwrap();
             Optimizer::Sgd { momentum: of("momentum"), nesterov, decay }

@@ -7,6 +7,7 @@ mod conv;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod factors;
 mod fused;
 mod key_product;
 mod loss;
@@ -92,6 +93,8 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::SumSquares(_) => optimizer::sum_squares(&call),
         Op::MemberSquares(op) => members::squares(&op.bounds, &call),
         Op::MemberScale(op) => members::scale(&op.bounds, &call),
+        Op::FactorMeans(op) => factors::means(&op.factors, &call),
+        Op::FactorDirection(op) => factors::direction(&op.factors, &call),
         // A whole tensor has no padding.
         Op::ZeroPadding(_) => Ok(vec![ins[0].clone()]),
         // Gathering, scattering or summing the parts of a value leaves the whole value as it is.

@@ -9,11 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role};
+use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor};
 use phalanx_spmd::Gathering;
 
 use super::finish::{gather_weights, held, own_weights, push_as};
 use super::{Precision, Script, ScriptError, State, TrainingScript, Unit};
+use crate::factored::StateOf;
 
 /// The ranks of all replicas that hold the same stages of the model.
 #[derive(Clone, Debug)]
@@ -39,7 +40,8 @@ pub fn average_script(
     let mut script = state.script();
     for (unit, b) in state.units.iter().zip(&state.buffers) {
         let averaged = if states { b.states.len() } else { 0 };
-        let program = mean(unit, training.precision, averaged, &mesh, replicas.axis)?;
+        let kept: Vec<StateOf> = b.states[..averaged].iter().map(|held| held.of).collect();
+        let program = mean(unit, training.precision, &kept, &mesh, replicas.axis)?;
         let weights = own_weights(unit, b, own);
         let mut views = vec![b.master.as_ref().map_or(weights, held)];
         views.extend(b.states[..averaged].iter().map(held));
@@ -54,26 +56,26 @@ pub fn average_script(
     Ok(script)
 }
 
-/// The mean of what a rank updates of a unit, and of so many states of it.
+/// The mean of what a rank updates of a unit, and of these states of it.
 fn mean(
     unit: &Unit,
     precision: Precision,
-    states: usize,
+    states: &[StateOf],
     mesh: &Mesh,
     axis: Axis,
 ) -> Result<Program, ScriptError> {
     let b = Builder::on("average", precision.state, mesh.clone());
     let share = 1.0 / mesh.count(&[axis]) as f64;
-    let ty = unit.updated(precision.state, mesh);
-    let summand = ty.with_layout(ty.layout.with_partial(BTreeSet::from([axis]))?);
-    let sum = |name: &str| {
-        let own = b.input(name, Role::State, summand.clone()).scale(share);
-        b.apply(Collective::new(CollectiveKind::AllReduce, vec![axis]), &[own])
+    let sum = |name: &str, of: StateOf| -> Result<Tensor<'_>, ScriptError> {
+        let ty = unit.state(of, precision.state, mesh);
+        let summand = ty.with_layout(ty.layout.with_partial(BTreeSet::from([axis]))?);
+        let own = b.input(name, Role::State, summand).scale(share);
+        Ok(b.apply(Collective::new(CollectiveKind::AllReduce, vec![axis]), &[own]))
     };
-    let weights = sum("w");
+    let weights = sum("w", StateOf::Elements)?;
     b.port("w", Role::State, weights);
-    for i in 0..states {
-        b.port(&format!("s{i}"), Role::State, sum(&format!("s{i}")));
+    for (i, &of) in states.iter().enumerate() {
+        b.port(&format!("s{i}"), Role::State, sum(&format!("s{i}"), of)?);
     }
     let narrow: Option<DType> = precision.has_masters().then_some(precision.weights);
     if let Some(narrow) = narrow {

@@ -7,6 +7,7 @@ use phalanx_ir::DType;
 use phalanx_spmd::{Reduction, Share};
 
 use super::{Buffer, BufferId, Category, Optimizer, Precision, RankOnMesh, Script, Source, Unit};
+use crate::factored::StateOf;
 use crate::key::{BufferKey, StateKind};
 use crate::unit::Member;
 
@@ -21,12 +22,23 @@ pub struct HeldRange {
     pub at: usize,
     /// Their type.
     pub dtype: DType,
+    /// What they belong to: where not to elements of the unit, they are all of its rows or columns.
+    pub of: StateOf,
 }
 
 impl HeldRange {
     /// The part of a member that the buffer holds: which of the member's elements, and where they
     /// lie in the buffer.
     pub fn part(&self, member: &Member) -> (Range<usize>, usize) {
+        let [first, count] = match self.of {
+            StateOf::Elements => return self.part_of_elements(member),
+            StateOf::Rows => member.rows,
+            StateOf::Columns => member.columns,
+        };
+        (0..count, self.at + first)
+    }
+
+    fn part_of_elements(&self, member: &Member) -> (Range<usize>, usize) {
         let start = member.offset.clamp(self.elements.start, self.elements.end);
         let end = member.offset + member.elements;
         let end = end.clamp(self.elements.start, self.elements.end);
@@ -122,9 +134,16 @@ pub(super) fn buffers(
             // What lies there is not the unit's gradient, which another rank has.
             gradient.elements = 0..0;
         }
-        let mut state = |kind| updates.then(|| keeper.keep(kind, precision.state));
-        let master = precision.has_masters().then(|| state(StateKind::Master)).flatten();
-        let states = (0..optimizer.states()).filter_map(|i| state(StateKind::Optimizer(i)));
+        let dtype = precision.state;
+        let has_master = updates && precision.has_masters();
+        let master = has_master.then(|| keeper.keep(StateKind::Master, dtype));
+        let states = (0..optimizer.states()).filter(|_| updates).map(|i| {
+            let kind = StateKind::Optimizer(i);
+            match optimizer.state_of(i) {
+                StateOf::Elements => keeper.keep(kind, dtype),
+                of => keeper.keep_all(kind, dtype, of),
+            }
+        });
         let states = states.collect();
         found.push(UnitBuffers { weights, older, gradient: Some(gradient), master, states });
     }
@@ -187,7 +206,22 @@ impl Keeper<'_> {
             tier: kept.tier,
             padding: padding.collect(),
         });
-        HeldRange { buffer, elements, at: 0, dtype }
+        HeldRange { buffer, elements, at: 0, dtype, of: StateOf::Elements }
+    }
+
+    /// A buffer for a number of each row, or of each column.
+    fn keep_all(&mut self, kind: StateKind, dtype: DType, of: StateOf) -> HeldRange {
+        let [rows, columns] = self.unit.factors.totals();
+        let count = if of == StateOf::Rows { rows } else { columns };
+        let buffer = self.script.buffer(Buffer {
+            key: BufferKey::state(self.number, kind),
+            category: Category::Optimizer,
+            bytes: count * dtype.size(),
+            source: Source::State,
+            tier: self.unit.facts.state.tier,
+            padding: vec![],
+        });
+        HeldRange { buffer, elements: 0..count, at: 0, dtype, of }
     }
 }
 
@@ -197,14 +231,22 @@ mod tests {
 
     #[test]
     fn a_shard_holds_parts_of_members() {
-        let held =
-            |elements, at| HeldRange { buffer: BufferId(0), elements, at, dtype: DType::F32 };
-        let member = Member { param: 0, offset: 10, elements: 20, trained: true };
+        let held = |elements, at| HeldRange {
+            buffer: BufferId(0),
+            elements,
+            at,
+            dtype: DType::F32,
+            of: StateOf::Elements,
+        };
+        let (rows, columns) = ([7, 4], [9, 5]);
+        let member = Member { param: 0, offset: 10, elements: 20, trained: true, rows, columns };
         assert_eq!(held(0..40, 0).part(&member), (0..20, 10));
         assert_eq!(held(16..32, 0).part(&member), (6..20, 0));
         assert_eq!(held(16..32, 16).part(&member), (6..20, 16));
         assert_eq!(held(0..16, 0).part(&member), (0..6, 10));
         assert!(held(32..48, 0).part(&member).0.is_empty());
         assert!(held(0..8, 0).part(&member).0.is_empty());
+        assert_eq!(HeldRange { of: StateOf::Rows, ..held(0..30, 0) }.part(&member), (0..4, 7));
+        assert_eq!(HeldRange { of: StateOf::Columns, ..held(0..30, 0) }.part(&member), (0..5, 9));
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{FileWriter, Header, ParamBlock, PlacedEntry, SavedEntry};
 use phalanx_engine::DiskStore;
-use phalanx_script::{BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind};
+use phalanx_script::{
+    BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind, StateOf,
+};
 
 use super::{SavedFiles, kind_name, saves};
 use crate::Lowered;
@@ -52,7 +54,7 @@ impl FilePlan {
                     kind: kind.to_owned(),
                     version: version(key.kind),
                     replica: planner.lowered.replica(rank),
-                    block: blocks.of(member.param),
+                    block: blocks.of(member.param, held.of),
                     elements,
                 };
                 let dtype = held.dtype;
@@ -147,10 +149,12 @@ impl<'a> Blocks<'a> {
         Self { lowered, types: lowered.param_types(rank), ranks: lowered.at(rank) }
     }
 
-    fn of(&self, param: usize) -> ParamBlock {
+    /// The block of a state of a parameter.
+    fn of(&self, param: usize, of: StateOf) -> ParamBlock {
         let shape = &self.lowered.model.params()[param].shape;
         let RankOnMesh { mesh, rank } = self.ranks;
         match &self.types[param] {
+            _ if of != StateOf::Elements => ParamBlock::whole(&of.shape(shape)),
             None => ParamBlock::whole(shape),
             Some(ty) => ParamBlock {
                 shape: shape.clone(),
