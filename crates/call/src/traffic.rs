@@ -92,9 +92,11 @@ fn of_collective(
     let (given, got) = (before.local_bytes(mesh), after.local_bytes(mesh));
     let part = |whole: usize| whole / n * (n - 1);
     let (op, axes, bytes) = match &collective.kind {
-        CollectiveKind::Done | CollectiveKind::Shard { .. } | CollectiveKind::ToPartial => {
-            return None;
-        }
+        CollectiveKind::Done
+        | CollectiveKind::Shard { .. }
+        | CollectiveKind::ToPartial
+        | CollectiveKind::TakeBlock { .. }
+        | CollectiveKind::PutBlock { .. } => return None,
         CollectiveKind::AllGather { .. } => ("all_gather", collective.axes.clone(), part(got)),
         CollectiveKind::ReduceScatter { .. } => {
             ("reduce_scatter", collective.axes.clone(), part(given))

@@ -54,7 +54,15 @@ pub enum PlannedCollective {
         /// Where elements lie on both sides.
         blocks: Blocks,
     },
-    /// Another rank gets the sum of all; the result here is zeros, once the operand was given.
+    /// The first operand is put into the second one along a dim.
+    Put {
+        /// The dim.
+        dim: usize,
+        /// The first index.
+        start: usize,
+    },
+    /// Another rank gets the sum of all. The result here is the second operand; without one it is
+    /// zeros, once the operand was given.
     Given {
         /// The axes of the group, in its order.
         axes: Vec<Axis>,
@@ -88,6 +96,12 @@ impl PlannedCollective {
         let out = program.ty(instr.outputs[0]).local_shape(mesh);
         Ok(match collective.kind {
             CollectiveKind::ToPartial if shard > 0 => Self::Zeros,
+            CollectiveKind::TakeBlock { dim, block, .. } => {
+                Self::Slice { dim, start: block * out[dim] }
+            }
+            CollectiveKind::PutBlock { dim, block, of } => {
+                Self::Put { dim, start: block * (out[dim] / of) }
+            }
             CollectiveKind::Shard { dim } => match order(program, instr.outputs[0], dim) {
                 Order::Block => Self::Slice { dim, start: shard * out[dim] },
                 order => {
@@ -198,11 +212,7 @@ impl PlannedCollective {
     pub fn ends_at_start(program: &Program, handle: ValueId) -> Option<bool> {
         let start = program.instrs().iter().find(|i| i.outputs.contains(&handle))?;
         Some(match &start.op {
-            Op::Collective(c) => {
-                let free =
-                    matches!(c.kind, CollectiveKind::Shard { .. } | CollectiveKind::ToPartial);
-                free || program.mesh().count(&c.axes) == 1
-            }
+            Op::Collective(c) => c.is_local() || program.mesh().count(&c.axes) == 1,
             _ => true,
         })
     }

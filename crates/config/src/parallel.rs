@@ -36,6 +36,9 @@ section! {
         tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
         /// Depth of 2.5d tensor parallelism: the number of squares.
         tp_depth: Count = "1"; aka "tesseract_depth",
+        /// Whether the products of tp go block by block, the next block on its way, or gather whole operands
+        /// first. It needs tp_kind 2d, 2.5d or 3d, or sp.
+        stream: bool = "false"; aka "tp_comm_overlap" "async_tp" "enable_async_tensor_parallel",
         /// Which weights tp splits, by name. The first rule that matches a weight applies; weights
         /// that no rule matches are not split. Without rules, weights are split as Megatron does.
         tp_plan: TensorRules = "[]"; aka "parallelize_plan" "tp_rules",

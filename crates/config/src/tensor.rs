@@ -54,6 +54,18 @@ impl ParallelConfig {
                 .nearest(assignments("parallel.tp", &nearest))
         });
         self.check_alone(values);
+        self.check_stream(values);
+    }
+
+    /// Rejects blocks of operands that are not gathered.
+    fn check_stream(&self, values: &mut Values) {
+        let gathers = self.tp_kind != TpKind::OneD || self.sp;
+        let keys = ["parallel.stream", "parallel.tp_kind", "parallel.sp"];
+        values.rule(&keys, gathers || !self.stream, || {
+            Problem::new("parallel.stream = true is set, but no operand of a product is gathered")
+                .because("parallel.tp_kind = \"1d\" without parallel.sp has them whole")
+                .fix("parallel.sp = true, or leave parallel.stream out")
+        });
     }
 
     /// Rejects keys that only a line of ranks has a use for.

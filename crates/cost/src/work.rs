@@ -104,9 +104,11 @@ impl Transfer {
             CollectiveKind::BroadcastBlock { .. } | CollectiveKind::ReduceBlock { .. } => {
                 (1.0, ranks - 1.0)
             }
-            CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done => {
-                return Self::default();
-            }
+            CollectiveKind::Shard { .. }
+            | CollectiveKind::ToPartial
+            | CollectiveKind::TakeBlock { .. }
+            | CollectiveKind::PutBlock { .. }
+            | CollectiveKind::Done => return Self::default(),
         };
         match n {
             1 => Self::default(),

@@ -385,7 +385,7 @@ impl Program {
             _ => Form::Tensor,
         };
         if let Op::Collective(collective) = op {
-            return Ok(vec![collective.result(types[0], &self.mesh)?]);
+            return Ok(vec![collective.result_of(types, &self.mesh)?]);
         }
         let ins: Vec<&[usize]> = types.iter().map(|t| t.shape.as_slice()).collect();
         let outs: Vec<&[usize]> = shaped.iter().map(|(_, s)| s.as_slice()).collect();

@@ -138,7 +138,7 @@ fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>>
 
 fn check_shapes(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>> {
     // What a collective does to a shape depends on the mesh: its whole type is checked with its layout.
-    if let (Op::Collective(_), [_]) = (&instr.op, &instr.inputs[..]) {
+    if let (Op::Collective(_), [_] | [_, _]) = (&instr.op, &instr.inputs[..]) {
         return Ok(());
     }
     let types: Vec<&TensorType> = instr.inputs.iter().map(|&v| program.ty(v)).collect();
@@ -161,9 +161,10 @@ fn check_shapes(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>
 
 fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>> {
     if let Op::Collective(collective) = &instr.op {
-        let (operand, declared) = (program.ty(instr.inputs[0]), program.ty(instr.outputs[0]));
+        let operands: Vec<&TensorType> = instr.inputs.iter().map(|&v| program.ty(v)).collect();
+        let declared = program.ty(instr.outputs[0]);
         let axis = collective.axes.first().copied();
-        return match collective.result(operand, program.mesh()) {
+        return match collective.result_of(&operands, program.mesh()) {
             Ok(result) if result == *declared => Ok(()),
             Ok(result) => {
                 let what = format!("{}: the result is {result}, not {declared}", instr.op.name());

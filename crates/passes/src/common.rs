@@ -8,7 +8,7 @@
 //! the backward: what was gathered is gathered again, not kept. Recomputation creates equal
 //! instructions on purpose, so this pass must run before it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, Rewriter, TensorType, ValueId};
@@ -19,21 +19,27 @@ pub fn common(program: &Program) -> Program {
 }
 
 /// The same in a program whose phases run at once, where nothing is kept between them: there
-/// collectives of the forward are reused in the backward too, but for blocks that go around: all of
-/// them together are what no rank should hold.
+/// collectives of the forward are reused in the backward too, but for blocks that come one after the
+/// other: all of them together are what no rank should hold.
 pub fn common_at_once(program: &Program) -> Program {
     let reused = |op: &Op| match op {
-        Op::Collective(c) => !matches!(c.kind, CollectiveKind::Turn { .. }),
+        Op::Collective(c) => !is_block(&c.kind),
         _ => false,
     };
     merge(program, |kept, phase| reused(&kept.op) || serves(kept, phase))
 }
 
+fn is_block(kind: &CollectiveKind) -> bool {
+    use CollectiveKind::{BroadcastBlock, TakeBlock, Turn};
+    matches!(kind, Turn { .. } | BroadcastBlock { .. } | TakeBlock { .. })
+}
+
 fn merge(program: &Program, serves: impl Fn(&Instr, Phase) -> bool) -> Program {
     let mut rewriter = Rewriter::new(program);
     let mut seen: HashMap<Key, Vec<usize>> = HashMap::new();
+    let filled = filled(program);
     for (index, instr) in program.instrs().iter().enumerate() {
-        if !may_merge(program, instr) {
+        if !may_merge(program, instr) || instr.outputs.iter().any(|v| filled.contains(v)) {
             rewriter.keep(index);
             continue;
         }
@@ -80,6 +86,12 @@ fn key(program: &Program, rewriter: &Rewriter<'_>, instr: &Instr) -> Key {
 /// The handle of a started collective is waited for exactly once, so starts are never merged.
 fn may_merge(program: &Program, instr: &Instr) -> bool {
     (instr.outputs.iter()).all(|&v| !program.ty(v).pending)
+}
+
+/// Values that blocks are put into, each of which has memory of its own.
+fn filled(program: &Program) -> HashSet<ValueId> {
+    let collectives = program.instrs().iter().filter(|i| matches!(i.op, Op::Collective(_)));
+    collectives.filter_map(|instr| instr.inputs.get(1).copied()).collect()
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {

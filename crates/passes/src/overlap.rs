@@ -52,7 +52,12 @@ fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
             let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
             let made = maker.map_or(0, |m| m + 1);
             let onward = follows && turns(instr) && maker.is_some_and(|m| turns(&instrs[m]));
+            let step = is_block(instr).then(|| step_before(instrs, index)).flatten();
             let earliest = match (onward, follows) {
+                // A block is put into what the one before it was put into.
+                _ if instr.inputs.len() > 1 => index,
+                // The blocks of a step are on their way while the step before it is computed.
+                _ if step.is_some() => made.max(step.unwrap_or(index)),
                 // Blocks go on as soon as they are here, beside what is computed with them.
                 (true, _) => {
                     graph.readers(instr.inputs[0]).first().map_or(index, |&r| r.min(index))
@@ -71,10 +76,7 @@ fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
 /// The collective of an instruction, if it moves data between ranks and is not already split.
 fn moving(instr: &Instr) -> Option<&Collective> {
     let Op::Collective(collective) = &instr.op else { return None };
-    let local = matches!(
-        collective.kind,
-        CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done
-    );
+    let local = collective.is_local() || collective.kind == CollectiveKind::Done;
     (!local && !collective.start).then_some(collective)
 }
 
@@ -91,6 +93,29 @@ fn in_blocks(program: &Program, instr: &Instr) -> bool {
 /// Whether ranks pass their blocks on.
 fn turns(instr: &Instr) -> bool {
     matches!(&instr.op, Op::Collective(Collective { kind: CollectiveKind::Turn { .. }, .. }))
+}
+
+/// Whether it brings a block of an operand here.
+fn is_block(instr: &Instr) -> bool {
+    let Op::Collective(collective) = &instr.op else { return false };
+    matches!(collective.kind, CollectiveKind::BroadcastBlock { .. })
+}
+
+/// Where the products of the step before this block's begin, if there is one: after its own blocks.
+fn step_before(instrs: &[Instr], index: usize) -> Option<usize> {
+    let group = (0..index).rev().take_while(|&i| is_block(&instrs[i])).last().unwrap_or(index);
+    let of_step = |instr: &Instr| match &instr.op {
+        Op::Matmul(_) | Op::PackedMatmul(_) => true,
+        Op::Collective(collective) => matches!(
+            collective.kind,
+            CollectiveKind::TakeBlock { .. }
+                | CollectiveKind::PutBlock { .. }
+                | CollectiveKind::ReduceBlock { .. }
+        ),
+        _ => false,
+    };
+    let first = (0..group).rev().take_while(|&i| of_step(&instrs[i])).last()?;
+    (first > 0 && is_block(&instrs[first - 1])).then_some(first)
 }
 
 fn computes(instr: &Instr) -> bool {
@@ -132,20 +157,26 @@ impl<'a> Copy<'a> {
         let mut handle = self.old.ty(instr.outputs[0]).clone();
         handle.pending = true;
         let start = Collective { start: true, ..collective.clone() };
-        self.handles[index] =
-            self.push(start, self.map[instr.inputs[0].index()], handle, instr.phase);
+        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| self.map[v.index()]).collect();
+        self.handles[index] = self.push(start, &inputs, handle, instr.phase);
     }
 
     fn done(&mut self, index: usize) {
         let instr = &self.old.instrs()[index];
         let ty = self.old.ty(instr.outputs[0]).clone();
         let done = Collective::new(CollectiveKind::Done, Vec::new());
-        let value = self.push(done, self.handles[index], ty, instr.phase);
+        let value = self.push(done, &[self.handles[index]], ty, instr.phase);
         self.map[instr.outputs[0].index()] = value;
     }
 
-    fn push(&mut self, op: Collective, input: ValueId, ty: TensorType, phase: Phase) -> ValueId {
-        self.new.push_unchecked(op.into(), &[input], vec![ty], phase)[0]
+    fn push(
+        &mut self,
+        op: Collective,
+        inputs: &[ValueId],
+        ty: TensorType,
+        phase: Phase,
+    ) -> ValueId {
+        self.new.push_unchecked(op.into(), inputs, vec![ty], phase)[0]
     }
 
     fn finish(mut self) -> Program {

@@ -20,7 +20,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use phalanx_ir::ops::{Matmul, PackedMatmul};
+use phalanx_ir::ops::{Collective, CollectiveKind, Matmul, PackedMatmul};
 use phalanx_ir::{Graph, Instr, Op, Program, Rewriter, TensorType, ValueId};
 
 use crate::{peak_bytes, sort_free};
@@ -70,8 +70,8 @@ impl Packer<'_> {
                 continue;
             }
             let same = |other: &Instr| {
-                (&other.op, other.inputs[0], other.phase)
-                    == (&instr.op, instr.inputs[0], instr.phase)
+                (&other.op, other.inputs[0], other.phase, self.step(other))
+                    == (&instr.op, instr.inputs[0], instr.phase, self.step(instr))
             };
             match found.iter_mut().find(|(first, _)| same(first)) {
                 Some((_, products)) => products.push(index),
@@ -79,6 +79,21 @@ impl Packer<'_> {
             }
         }
         found.into_iter().map(|(_, products)| products).filter(|p| p.len() > 1).collect()
+    }
+
+    /// Which block of a stream the second operand is: blocks come one after the other, so products of
+    /// different ones stay apart.
+    fn step(&self, product: &Instr) -> Option<usize> {
+        let (_, made) = self.graph.making(product.inputs[1])?;
+        match &made.op {
+            Op::Collective(Collective {
+                kind:
+                    CollectiveKind::BroadcastBlock { block, .. }
+                    | CollectiveKind::TakeBlock { block, .. },
+                ..
+            }) => Some(*block),
+            _ => None,
+        }
     }
 
     /// The program with these packs, if there is a valid order and their layouts are compatible.

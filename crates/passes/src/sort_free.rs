@@ -9,7 +9,8 @@
 //! outlive it, and gradients and state go to buffers that exist anyway, so none of them counts.
 //! Bytes are those of one rank. Sharing in place and scratch memory are not considered.
 
-use phalanx_ir::{Graph, Program, Rewriter, Role, ValueId};
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Graph, Op, Program, Rewriter, Role, ValueId};
 
 /// Reorders independent instructions to lower the peak of live bytes. Programs with started
 /// collectives are not changed: the places of starts and dones were chosen for overlap.
@@ -118,6 +119,10 @@ impl<'a> Ledger<'a> {
         let mut missing: Vec<usize> = (instrs.iter())
             .map(|i| (i.inputs.iter()).filter(|&&v| self.graph.maker(v).is_some()).count())
             .collect();
+        let after = after_steps(self.program);
+        for &waits in after.iter().flatten() {
+            missing[waits] += 1;
+        }
         let mut ready: Vec<usize> = (0..instrs.len()).filter(|&i| missing[i] == 0).collect();
         let mut order = Vec::with_capacity(instrs.len());
         let gain = |state: &State, index: usize| {
@@ -129,6 +134,12 @@ impl<'a> Ledger<'a> {
             let index = ready.swap_remove(next);
             self.step(&mut state, index);
             order.push(index);
+            for &waits in &after[index] {
+                missing[waits] -= 1;
+                if missing[waits] == 0 {
+                    ready.push(waits);
+                }
+            }
             for &value in &instrs[index].outputs {
                 for &reader in self.graph.readers(value) {
                     let uses = instrs[reader].inputs.iter().filter(|&&v| v == value);
@@ -141,6 +152,26 @@ impl<'a> Ledger<'a> {
         }
         order
     }
+}
+
+/// For each instruction, the broadcasts of blocks that wait for it: those of a step come after what was
+/// computed before it, or all blocks would be there at once.
+fn after_steps(program: &Program) -> Vec<Vec<usize>> {
+    let mut after = vec![Vec::new(); program.instrs().len()];
+    let mut computed = None;
+    for (index, instr) in program.instrs().iter().enumerate() {
+        match &instr.op {
+            Op::Collective(c) if matches!(c.kind, CollectiveKind::BroadcastBlock { .. }) => {
+                if let Some(before) = computed {
+                    let waiting: &mut Vec<usize> = &mut after[before];
+                    waiting.push(index);
+                }
+            }
+            Op::Collective(_) => {}
+            _ => computed = Some(index),
+        }
+    }
+    after
 }
 
 #[cfg(test)]

@@ -246,7 +246,7 @@ impl<'a> Gradients<'a> {
                 kind: CollectiveKind::ReduceBlock { block, .. },
                 axes,
                 ..
-            }) => program.mesh().shard(place, axes) != *block,
+            }) if instr.inputs.len() == 1 => program.mesh().shard(place, axes) != *block,
             _ => false,
         })
     }

@@ -66,8 +66,10 @@ impl Lowering {
     }
 
     fn phases(&self, whole: &Program, streams: &[Axis]) -> Result<Phases, ScriptError> {
-        let whole = stream(&common(&stored(whole, self.weights)), streams);
-        let cut = |program: &Program| slice(&Joint::from(fold_add(program)), self.recompute);
+        let whole = common(&stored(whole, self.weights));
+        let cut = |program: &Program| {
+            slice(&Joint::from(stream(&fold_add(program), streams)), self.recompute)
+        };
         let Phases { f, b, w, bw, .. } = cut(&whole);
         // Chunks need the loss and its gradient in one program, which only FBW is.
         let fbw = cut(&chunk_loss(&whole, self.loss_chunk)).fbw;
@@ -94,7 +96,7 @@ fn placed(
     }
 }
 
-/// The axes over which keys and values come block by block.
+/// The axes over which keys, values and operands of products come block by block.
 fn streams(partition: Option<&Partition>) -> &[Axis] {
     partition.map_or(&[], Partition::streams)
 }

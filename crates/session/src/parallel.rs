@@ -101,13 +101,14 @@ impl Parallel {
                 (TpKind::OneD, []) => Arc::new(Megatron::default()),
                 (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
                 (TpKind::TwoD | TpKind::TwoAndAHalfD, _) => {
-                    Arc::new(Optimus { depth: config.tp_depth.get(), ..Optimus::default() })
+                    let (depth, stream) = (config.tp_depth.get(), config.stream);
+                    Arc::new(Optimus { depth, stream, ..Optimus::default() })
                 }
-                (TpKind::ThreeD, _) => Arc::new(Cube::default()),
+                (TpKind::ThreeD, _) => Arc::new(Cube { stream: config.stream, ..Cube::default() }),
             });
         }
         if config.sp {
-            strategies.push(Arc::new(Sequence::default()));
+            strategies.push(Arc::new(Sequence { stream: config.stream, ..Sequence::default() }));
         }
         if config.cp.get() > 1 && !search {
             strategies.push(match config.cp_kind {

@@ -35,13 +35,27 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
             return dealt(op, (dim, places), Transfers { calls: calls?, x, out });
         }
+        PlannedCollective::Put { dim, start } => {
+            let mut tasks = kept(op, &out);
+            tasks.push(movement::moved(Kind::Put { dim, start }, vec![x], &out));
+            return Ok(tasks);
+        }
         PlannedCollective::Given { axes, op: kind, blocks } => {
-            if collective.start {
+            let rest = op.instr.inputs.len() > 1;
+            if collective.start && !rest {
                 return Err(op.unsupported("it ends with zeros, so it cannot only be started"));
             }
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
-            let given = task(Transfer::of(calls?, x, out.clone()));
-            return Ok(vec![given, movement::moved(Kind::Fill(0.0), vec![], &out)]);
+            let given = Transfer::of(calls?, x, out.clone());
+            let mut tasks = if rest { kept(op, &out) } else { vec![] };
+            tasks.push(match collective.start {
+                true => task(Start { transfer: given, handle: op.instr.outputs[0].index() }),
+                false => task(given),
+            });
+            if !rest {
+                tasks.push(movement::moved(Kind::Fill(0.0), vec![], &out));
+            }
+            return Ok(tasks);
         }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
@@ -53,6 +67,15 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
         }
     };
     Ok(vec![only])
+}
+
+/// What a block is put into, where it does not lie there yet.
+fn kept(op: &Operation<'_>, out: &Var) -> Tasks {
+    let rest = op.input(1);
+    match rest.slot == out.slot {
+        true => vec![],
+        false => vec![movement::copy(rest, out.clone())],
+    }
 }
 
 /// Calls between two values.

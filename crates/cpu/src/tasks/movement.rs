@@ -59,6 +59,11 @@ pub(super) enum Kind {
         dim: usize,
         first: usize,
     },
+    /// A part of the result along a dim, from index `start`; the rest of it stays.
+    Put {
+        dim: usize,
+        start: usize,
+    },
     /// For each index of the result along a dim, the index of the operand.
     Pick {
         dim: usize,
@@ -116,6 +121,11 @@ impl Move {
                     movement::join_part(input(i), into, at, var.shape[*dim], first, out);
                     at += var.shape[*dim];
                 }
+            }
+            Kind::Put { dim, start } => {
+                let (part, into) =
+                    (self.inputs[0].shape[*dim], [self.out.shape[*dim], inner(*dim)]);
+                movement::join_part(input(0), into, *start, part, first, out);
             }
             Kind::Pick { dim, places } => {
                 let from = [self.inputs[0].shape[*dim], inner(*dim)];

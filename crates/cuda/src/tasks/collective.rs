@@ -13,7 +13,7 @@ use phalanx_engine::{EngineError, Way};
 use phalanx_ir::Exchange;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 
-use super::movement::{filled, picked, sliced};
+use super::movement::{filled, picked, put, sliced};
 use super::{Operation, Place, Task, Tasks, Var, copy};
 
 /// A collective as calls of the transport, prepared when its program is compiled.
@@ -74,14 +74,28 @@ pub(super) fn compile(
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
             dealt(op, (dim, &places), calls, [x, out])?
         }
+        PlannedCollective::Put { dim, start } => {
+            let mut tasks = kept(op, &out);
+            tasks.push(put(op, &x, &out, dim, start));
+            tasks
+        }
         PlannedCollective::Given { axes, op: kind, blocks } => {
-            if collective.start {
+            let rest = op.instr.inputs.len() > 1;
+            if collective.start && !rest {
                 return Err(op.unsupported("it ends with zeros, so it cannot only be started"));
             }
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
             let mut given = Transfer::of(calls, &x, &out);
             given.target = None;
-            vec![Task::Transfer(given), filled(op, &out, 0.0)?]
+            let mut tasks = if rest { kept(op, &out) } else { vec![] };
+            tasks.push(match collective.start {
+                true => Task::Start(given, op.instr.outputs[0].index()),
+                false => Task::Transfer(given),
+            });
+            if !rest {
+                tasks.push(filled(op, &out, 0.0)?);
+            }
+            tasks
         }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
@@ -92,6 +106,15 @@ pub(super) fn compile(
             }
         }
     })
+}
+
+/// What a block is put into, where it does not lie there yet.
+fn kept(op: &Operation<'_>, out: &Var) -> Tasks {
+    let rest = op.input(1);
+    match rest.slot == out.slot {
+        true => vec![],
+        false => vec![copy(&*op.engine, &rest, out)],
+    }
 }
 
 /// A gather or scatter in blocks, with the order of elements changed after or before it, in the

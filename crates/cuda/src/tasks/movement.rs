@@ -82,6 +82,12 @@ pub(super) fn sliced(op: &Operation<'_>, x: &Var, out: &Var, dim: usize, start: 
     tasks
 }
 
+/// A part of a dim of the result, which stays as it is elsewhere.
+pub(super) fn put(op: &Operation<'_>, x: &Var, out: &Var, dim: usize, start: usize) -> Task {
+    let (from, to) = (x.strides(), out.strides());
+    walked(op, [x, out], &x.shape, [0, start * to[dim]], [&from, &to])
+}
+
 /// Some places of a dim, in the order of the list.
 pub(super) fn picked(
     op: &mut Operation<'_>,

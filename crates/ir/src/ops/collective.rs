@@ -68,12 +68,32 @@ pub enum CollectiveKind {
         /// Which block, counted along the axes.
         block: usize,
     },
-    /// P → S: sums into one block of a dim that grows by the axes; the other blocks are zero.
+    /// P → S: sums into one block of a dim that grows by the axes. The other blocks are those of a
+    /// second operand, which has the result's type, or zero if there is none.
     ReduceBlock {
         /// The dim.
         dim: usize,
         /// Which block, counted along the axes.
         block: usize,
+    },
+    /// One of several equal blocks of what each rank holds of a dim; no rank gets anything from another.
+    TakeBlock {
+        /// The dim.
+        dim: usize,
+        /// Which block.
+        block: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// Replaces one of several equal blocks of what each rank holds of a dim: the block is the first
+    /// operand, the value in which it is replaced the second.
+    PutBlock {
+        /// The dim.
+        dim: usize,
+        /// Which block.
+        block: usize,
+        /// How many there are.
+        of: usize,
     },
     /// Waits for a started collective.
     Done,
@@ -111,7 +131,7 @@ impl Collective {
     }
 }
 
-const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 12] = [
     ("all_gather", "all_gather_start"),
     ("reduce_scatter", "reduce_scatter_start"),
     ("all_reduce", "all_reduce_start"),
@@ -122,6 +142,8 @@ const NAMES: [(&str, &str); 10] = [
     ("turn", "turn_start"),
     ("broadcast_block", "broadcast_block_start"),
     ("reduce_block", "reduce_block_start"),
+    ("take_block", "take_block_start"),
+    ("put_block", "put_block_start"),
 ];
 
 pub(super) fn read(
@@ -147,9 +169,19 @@ pub(super) fn read(
                 dim: attrs.take("dim")?,
                 block: attrs.take("block")?,
             },
-            _ => {
+            9 => {
                 CollectiveKind::ReduceBlock { dim: attrs.take("dim")?, block: attrs.take("block")? }
             }
+            10 => CollectiveKind::TakeBlock {
+                dim: attrs.take("dim")?,
+                block: attrs.take("block")?,
+                of: attrs.take("of")?,
+            },
+            _ => CollectiveKind::PutBlock {
+                dim: attrs.take("dim")?,
+                block: attrs.take("block")?,
+                of: attrs.take("of")?,
+            },
         })
     })();
     let start = name == NAMES[index].1;
@@ -174,6 +206,8 @@ impl Collective {
             CollectiveKind::Turn { .. } => 7,
             CollectiveKind::BroadcastBlock { .. } => 8,
             CollectiveKind::ReduceBlock { .. } => 9,
+            CollectiveKind::TakeBlock { .. } => 10,
+            CollectiveKind::PutBlock { .. } => 11,
             CollectiveKind::Done => return None,
         })
     }
@@ -190,9 +224,38 @@ impl Collective {
         [[old, &only(new, old)].concat(), [new, &only(old, new)].concat()]
     }
 
-    /// The type of the result, or why the collective cannot act on this operand.
+    /// The type of the result, or why the collective cannot act on these operands.
+    pub fn result_of(&self, operands: &[&TensorType], mesh: &Mesh) -> Result<TensorType, IrError> {
+        match *operands {
+            [ty] if !matches!(self.kind, CollectiveKind::PutBlock { .. }) => self.result(ty, mesh),
+            [ty, rest] if self.completes() => {
+                let change = Change { collective: self, ty };
+                let mut result = change.completed(rest, mesh)?;
+                result.pending = self.start;
+                Ok(result)
+            }
+            _ => Err(IrError::operands(
+                self.name(),
+                format!("{} operands, which it does not take", operands.len()),
+            )),
+        }
+    }
+
+    /// Whether it can write a block of a second operand.
+    fn completes(&self) -> bool {
+        matches!(self.kind, CollectiveKind::ReduceBlock { .. } | CollectiveKind::PutBlock { .. })
+    }
+
+    /// Whether only what a rank itself holds is needed.
+    pub fn is_local(&self) -> bool {
+        use CollectiveKind::{PutBlock, Shard, TakeBlock, ToPartial};
+        matches!(self.kind, Shard { .. } | ToPartial | TakeBlock { .. } | PutBlock { .. })
+    }
+
+    /// The type of the result, or why the collective cannot act on this operand alone.
     pub fn result(&self, ty: &TensorType, mesh: &Mesh) -> Result<TensorType, IrError> {
         let change = Change { collective: self, ty };
+        change.can_begin(mesh)?;
         if ty.pending != (self.kind == CollectiveKind::Done) {
             return Err(change.bad(if ty.pending {
                 "the operand is still pending; wait for it with done first"
@@ -200,17 +263,10 @@ impl Collective {
                 "done waits for a started collective"
             }));
         }
-        if let Some(&axis) = self.axes.iter().find(|&&a| mesh.size(a).is_none()) {
-            return Err(change.bad(format!("there is no axis `{axis}` in the mesh ({mesh})")));
-        }
-        if let Some(dim) = self.dims().into_iter().find(|&d| d >= ty.shape.len()) {
-            return Err(change.bad(format!("there is no dim {dim}")));
-        }
         let layout = change.layout(mesh)?;
         let mut result = ty.with_layout(layout);
-        if let Some((dim, extent)) = change.resized(mesh)? {
-            result.shape[dim] = extent;
-            result = result.with_padded(result.shape.clone())?;
+        if let Some((dim, block)) = change.resized(mesh)? {
+            result = block.sized(&result, dim)?;
         }
         result.pending = self.start;
         result.check(mesh)?;
@@ -226,7 +282,9 @@ impl Collective {
             | CollectiveKind::Permute { dim }
             | CollectiveKind::Turn { dim }
             | CollectiveKind::BroadcastBlock { dim, .. }
-            | CollectiveKind::ReduceBlock { dim, .. } => vec![dim],
+            | CollectiveKind::ReduceBlock { dim, .. }
+            | CollectiveKind::TakeBlock { dim, .. }
+            | CollectiveKind::PutBlock { dim, .. } => vec![dim],
             CollectiveKind::AllToAll { from, to } => vec![from, to],
             CollectiveKind::AllReduce | CollectiveKind::ToPartial | CollectiveKind::Done => vec![],
         }
@@ -249,6 +307,10 @@ impl OpDef for Collective {
             | CollectiveKind::ReduceBlock { dim, block } => {
                 Attrs::new().with("dim", dim).with("block", block)
             }
+            CollectiveKind::TakeBlock { dim, block, of }
+            | CollectiveKind::PutBlock { dim, block, of } => {
+                Attrs::new().with("dim", dim).with("block", block).with("of", of)
+            }
             _ => self.dims().first().map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
         };
         let attrs = match self.pieces {
@@ -266,8 +328,11 @@ impl OpDef for Collective {
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        super::arity(ins, 1)?;
-        Ok(vec![(ins[0].dtype, ins[0].shape.clone())])
+        if !(ins.len() == 2 && self.completes()) {
+            super::arity(ins, 1)?;
+        }
+        let like = ins[ins.len() - 1];
+        Ok(vec![(like.dtype, like.shape.clone())])
     }
 
     /// Collectives change layouts, so they have no rule; [`Collective::result`] types them.
@@ -288,10 +353,22 @@ impl OpDef for Collective {
     fn touches(&self, _ins: &[Shaped], outs: &[Shaped]) -> Touched {
         let result = super::bytes(&outs[0]);
         match self.kind {
-            CollectiveKind::Shard { .. } | CollectiveKind::ToPartial => {
-                Touched { read: result, written: result }
+            CollectiveKind::Shard { .. }
+            | CollectiveKind::ToPartial
+            | CollectiveKind::TakeBlock { .. } => Touched { read: result, written: result },
+            CollectiveKind::PutBlock { of, .. } => {
+                let block = result / of as u64;
+                Touched { read: block, written: block }
             }
             _ => Touched::default(),
+        }
+    }
+
+    /// A block is written into the value that the others are in.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        match self.completes() {
+            true => &[(1, 0)],
+            false => &[],
         }
     }
 

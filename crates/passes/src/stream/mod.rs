@@ -1,4 +1,7 @@
-//! Streams: an attention over gathered keys becomes a ring, in which keys come block by block.
+//! Streams: what is gathered for a computation comes block by block instead.
+//!
+//! Products over gathered operands become steps ([`products`]), and an attention over gathered keys
+//! becomes a ring.
 //!
 //! Where keys and values of a sequence that an axis shards are gathered for an attention, each rank
 //! passes blocks on instead, until every block was everywhere. No rank holds all keys at once; the
@@ -7,17 +10,24 @@
 //!
 //! It runs on the joint graph, so that a recomputed clone has the same steps and the same bits.
 
+mod chains;
+mod products;
 mod ring;
 mod scored;
 
 use phalanx_ir::ops::{Attention, AttentionKind, Cast, Collective, CollectiveKind};
 use phalanx_ir::{Axis, Graph, Instr, Op, Phase, Program, Rewriter, TensorType, ValueId};
 
-/// Turns attentions whose keys are gathered over these axes into rings.
+/// Turns attentions whose keys are gathered over these axes into rings, and products whose operands are
+/// gathered or whose results are scattered over them into steps.
 pub fn stream(program: &Program, axes: &[Axis]) -> Program {
-    if axes.is_empty() {
-        return program.clone();
+    match axes {
+        [] => program.clone(),
+        _ => products::stream_products(&rings(program, axes), axes),
     }
+}
+
+fn rings(program: &Program, axes: &[Axis]) -> Program {
     let graph = Graph::new(program);
     let mut scattered = vec![false; program.instrs().len()];
     let mut rewriter = Rewriter::new(program);
@@ -63,13 +73,15 @@ impl<'a> Ring<'a> {
             Op::AttentionGrad(grad) => (grad.of, true),
             _ => return None,
         };
-        let gathered = |value: ValueId| {
-            let (_, made) = graph.making(value)?;
-            is(made, &CollectiveKind::AllGather { dim: 1 }, axes).then(|| made.inputs[0])
-        };
-        let own = [gathered(instr.inputs[1])?, gathered(instr.inputs[2])?];
         // Queries and keys are cut in the same way, so that a rank's block goes once around.
         let cut = |value: ValueId| &program.ty(value).layout.dims()[1];
+        let over = &cut(instr.inputs[0]).axes;
+        let asked = !over.is_empty() && over.iter().all(|axis| axes.contains(axis));
+        let gathered = |value: ValueId| {
+            let (_, made) = graph.making(value).filter(|_| asked)?;
+            is(made, &CollectiveKind::AllGather { dim: 1 }, over).then(|| made.inputs[0])
+        };
+        let own = [gathered(instr.inputs[1])?, gathered(instr.inputs[2])?];
         if own.iter().any(|&value| cut(value) != cut(instr.inputs[0])) {
             return None;
         }
@@ -77,13 +89,13 @@ impl<'a> Ring<'a> {
             let &[reader] = graph.readers(value) else { return None };
             let kind = CollectiveKind::ReduceScatter { dim: 1 };
             let last = !program.outputs().iter().any(|port| port.value == value);
-            (last && is(&program.instrs()[reader], &kind, axes)).then_some(reader)
+            (last && is(&program.instrs()[reader], &kind, over)).then_some(reader)
         };
         let scatters = match backward {
             true => Some([scatter(instr.outputs[1])?, scatter(instr.outputs[2])?]),
             false => None,
         };
-        let blocks = program.mesh().count(axes);
+        let blocks = program.mesh().count(over);
         let ring = Self { program, instr, of, own, blocks, scatters };
         let fits = match of.kind {
             AttentionKind::Flash => true,

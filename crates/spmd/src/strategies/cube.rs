@@ -20,7 +20,7 @@ use super::parts::{
     Use, data, floor_root, heads_in, shard_heads, shard_over, sides, store_even, store_over, used,
     whole_root,
 };
-use super::{Precedence, Strategy};
+use super::{Precedence, Strategy, present};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::AxisSplit;
@@ -30,11 +30,13 @@ use crate::split::AxisSplit;
 pub struct Cube {
     /// The axis of all these ranks: i × j × l, l fastest.
     pub axis: String,
+    /// Whether products go block by block along the batch, or the batch is gathered first.
+    pub stream: bool,
 }
 
 impl Default for Cube {
     fn default() -> Self {
-        Self { axis: "tp".to_owned() }
+        Self { axis: "tp".to_owned(), stream: false }
     }
 }
 
@@ -84,6 +86,10 @@ impl Strategy for Cube {
 
     fn place(&self) -> Precedence {
         Precedence::Weights
+    }
+
+    fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
+        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -95,8 +95,8 @@ pub trait Strategy {
     /// Annotates a segment.
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError>;
 
-    /// The axes over which keys and values come block by block instead of being gathered; the mesh
-    /// has its splits.
+    /// The axes over which keys and values, and operands of products, come block by block instead of
+    /// being gathered; the mesh has its splits.
     fn streams(&self, _mesh: &Mesh) -> Vec<Axis> {
         Vec::new()
     }

@@ -4,7 +4,7 @@
 //! A rank in row i and column j of the square holds the batch's i-th part of the width's j-th part
 //! of each activation, and block (i, j) of each weight. A product gathers its input along the row
 //! (over columns) and the weight along the column (over rows), as SUMMA does, so its result lies
-//! like its input. Only two kinds of annotations are needed: a weight's columns are sharded by
+//! like its input. Streams (`passes/src/stream`) do that block by block. Only two kinds of annotations are needed: a weight's columns are sharded by
 //! columns of ranks, and its rows are *stored* by rows of ranks, that is, read whole. The gradients'
 //! reductions follow.
 //!
@@ -24,7 +24,7 @@ use super::parts::{
     Use, data, floor_root, heads_in, shard_heads, shard_over, sides, store_even, store_over, used,
     whole_root,
 };
-use super::{Precedence, Strategy};
+use super::{Precedence, Strategy, present};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::AxisSplit;
@@ -36,11 +36,13 @@ pub struct Optimus {
     pub axis: String,
     /// How many squares there are: 1 is Optimus, more is Tesseract.
     pub depth: usize,
+    /// Whether products go block by block, as in the papers, or whole rows of blocks are gathered first.
+    pub stream: bool,
 }
 
 impl Default for Optimus {
     fn default() -> Self {
-        Self { axis: "tp".to_owned(), depth: 1 }
+        Self { axis: "tp".to_owned(), depth: 1, stream: false }
     }
 }
 
@@ -99,6 +101,10 @@ impl Strategy for Optimus {
 
     fn place(&self) -> Precedence {
         Precedence::Weights
+    }
+
+    fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
+        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

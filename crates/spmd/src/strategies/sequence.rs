@@ -8,9 +8,9 @@
 //! Only boundary values, and images that are read, are annotated; a partial sum then takes the layout of the residual stream
 //! that it is added to.
 
-use phalanx_ir::Role;
+use phalanx_ir::{Axis, Mesh, Role};
 
-use super::{Precedence, Strategy};
+use super::{Precedence, Strategy, present};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -19,11 +19,13 @@ use crate::error::SpmdError;
 pub struct Sequence {
     /// The axis.
     pub axis: String,
+    /// Whether products go block by block along the sequence, while the next block is on its way.
+    pub stream: bool,
 }
 
 impl Default for Sequence {
     fn default() -> Self {
-        Self { axis: "tp".to_owned() }
+        Self { axis: "tp".to_owned(), stream: false }
     }
 }
 
@@ -38,6 +40,10 @@ impl Strategy for Sequence {
 
     fn place(&self) -> Precedence {
         Precedence::Stream
+    }
+
+    fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
+        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -11,6 +11,8 @@ pub(super) struct Exchange<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) ty: &'a TensorType,
     pub(super) blocks: &'a [Block],
+    /// Of a second operand, in which a block is replaced.
+    pub(super) rest: Option<&'a [Block]>,
     pub(super) bug: Option<Bug>,
 }
 
@@ -68,10 +70,21 @@ impl Exchange<'_> {
                 self.blocks[self.members(rank, c)[block]].clone()
             }
             CollectiveKind::ReduceBlock { block, .. } => {
-                match self.mesh.shard(rank, &c.axes) == block {
-                    true => self.sum(&self.members(rank, c)),
-                    false => own.zeros(),
+                match (self.mesh.shard(rank, &c.axes) == block, self.rest) {
+                    (true, _) => self.sum(&self.members(rank, c)),
+                    (false, Some(rest)) => rest[rank].clone(),
+                    (false, None) => own.zeros(),
                 }
+            }
+            CollectiveKind::TakeBlock { dim, block, of } => own.cut(dim, of, block)?,
+            CollectiveKind::PutBlock { dim, block, of } => {
+                let rest = self.rest.ok_or("there is nothing to put a block into")?;
+                let part = |at: usize| match at == block {
+                    true => Ok(own.clone()),
+                    false => rest[rank].cut(dim, of, at),
+                };
+                let parts: Vec<Block> = (0..of).map(part).collect::<Result<_, String>>()?;
+                Block::concat(parts.iter(), dim)
             }
             CollectiveKind::Done => own.clone(),
         })

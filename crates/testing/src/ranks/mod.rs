@@ -56,7 +56,8 @@ fn simulate(
             Op::Collective(c) => {
                 let ty = program.ty(instr.inputs[0]);
                 let blocks = &values[instr.inputs[0].index()];
-                vec![Exchange { mesh, ty, blocks, bug }.run(c)?]
+                let rest = instr.inputs.get(1).map(|value| &values[value.index()][..]);
+                vec![Exchange { mesh, ty, blocks, rest, bug }.run(c)?]
             }
             _ => compute(program, instr, &values, bug)?,
         };

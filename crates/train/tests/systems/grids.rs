@@ -1,18 +1,21 @@
 //! 2D, 2.5D and 3D tensor parallelism: any size, the bytes of a layer, and what ranks hold.
 
 use phalanx_config::Loaded;
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Op, Program, ValueId};
 use phalanx_script::Part;
 use phalanx_spmd::strategies::{Cube, Optimus};
 
 use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
 
-fn square(loaded: &Loaded, q: usize, depth: usize) -> Laid {
-    let strategy = shared(Optimus { depth, ..Optimus::default() });
+fn square(loaded: &Loaded, q: usize, depth: usize, stream: bool) -> Laid {
+    let strategy = shared(Optimus { depth, stream, ..Optimus::default() });
     laid(loaded, Some(on(&format!("tp={}", q * q * depth), [strategy])))
 }
 
-fn cube(loaded: &Loaded, q: usize) -> Laid {
-    laid(loaded, Some(on(&format!("tp={}", q * q * q), [shared(Cube::default())])))
+fn cube(loaded: &Loaded, q: usize, stream: bool) -> Laid {
+    let strategy = shared(Cube { stream, ..Cube::default() });
+    laid(loaded, Some(on(&format!("tp={}", q * q * q), [strategy])))
 }
 
 /// Widths, vocabularies and heads that the sides of the square or cube do not divide; tied and
@@ -28,7 +31,9 @@ fn any_size_does_what_one_rank_does() {
             (8, &["parallel.tp_kind=3d"]),
         ] {
             let tp = format!("parallel.tp={tp}");
-            let sets = [sets, how, &[&tp]].concat();
+            // Both forms: operands that come block by block, and gathered ones.
+            let stream = format!("parallel.stream={}", sets == odd);
+            let sets = [sets, how, &[&tp, &stream]].concat();
             agrees(&format!("llama {sets:?}"), &llama(&sets), None);
             let sets = [&sets[..], &["model.dropout=0.1", "model.kv_heads=model.heads"]].concat();
             let sets: Vec<&str> = sets.into_iter().filter(|s| !s.contains("kv_heads")).collect();
@@ -91,11 +96,12 @@ const VECTORS: u64 = 13 * H;
 /// The results of the products: q, k, v, of the projection, of the two of the MLP.
 const Y: u64 = 9 * BSH;
 
-/// Bytes by op over one side of the square or cube; numbers that norms exchange are left out.
+/// Bytes by op over one side of the square or cube, at once and block by block.
 fn moved(laid: &Laid, part: Part, op: &str, side: usize) -> u64 {
-    let route = format!("{op}<tp.{side}>");
+    let by_blocks = if op == "all_gather" { "broadcast" } else { "reduce" };
+    let routes = [op, by_blocks].map(|op| format!("{op}<tp.{side}>"));
     let rows = laid.in_segment(1, part);
-    rows.iter().filter(|row| row.0 == route).map(|row| row.2).sum()
+    rows.iter().filter(|row| routes.contains(&row.0)).map(|row| row.2).sum()
 }
 
 /// What norms exchange: two numbers of f32 per row and norm forward, two backward.
@@ -107,8 +113,9 @@ fn exchanged(rows: u64, ranks: u64) -> u64 {
 /// in f32, four bytes instead of two.
 #[test]
 fn squares_move_what_summa_moves() {
-    for (q, depth) in [(2, 1), (4, 1), (2, 2)] {
-        let laid = square(&layer(&[]), q as usize, depth as usize);
+    let forms = [(2, 1), (4, 1), (2, 2)].into_iter();
+    for ((q, depth), stream) in forms.flat_map(|form| [(form, false), (form, true)]) {
+        let laid = square(&layer(&[]), q as usize, depth as usize, stream);
         let (rows, columns) = if depth == 1 { (0, 1) } else { (1, 2) };
         let part = |elements: u64| elements * (q - 1) / (q * q);
         let norms = exchanged(8 * 64 / q / depth, q);
@@ -130,8 +137,14 @@ fn squares_move_what_summa_moves() {
 /// F of 3D moves (q−1)/q³·(X + W + Y); its backward gathers inputs and weights again.
 #[test]
 fn a_cube_moves_inputs_weights_and_results() {
+    for stream in [false, true] {
+        check_cube(stream);
+    }
+}
+
+fn check_cube(stream: bool) {
     let q = 2;
-    let laid = cube(&layer(&[]), 2);
+    let laid = cube(&layer(&[]), 2, stream);
     let part = |elements: u64| elements * (q - 1) / (q * q * q);
     // Gains and biases move over two sides at once, and are not counted here.
     let of = |part, op: &str| {
@@ -156,10 +169,10 @@ fn nothing_is_replicated() {
     let (one, statistics) = (kept(&laid(&layer(&[]), None)), 2 * 2 * 4 * 8 * 64);
     let all = W + VECTORS;
     for (laid, weights, values, samples) in [
-        (square(&layer(&[]), 2, 1), 4, 4, 2),
-        (square(&layer(&[]), 4, 1), 16, 16, 4),
-        (square(&layer(&[]), 2, 2), 4, 8, 4),
-        (cube(&layer(&[]), 2), 8, 8, 4),
+        (square(&layer(&[]), 2, 1, true), 4, 4, 2),
+        (square(&layer(&[]), 4, 1, true), 16, 16, 4),
+        (square(&layer(&[]), 2, 2, true), 4, 8, 4),
+        (cube(&layer(&[]), 2, true), 8, 8, 4),
     ] {
         let block = &laid.lowered.compiled().program(1, Part::F);
         let held: usize = (block.inputs_with(phalanx_ir::Role::Param))
@@ -167,5 +180,50 @@ fn nothing_is_replicated() {
             .sum();
         assert_eq!(held as u64, all / weights);
         assert_eq!(kept(&laid), (one - statistics) / values + statistics / samples);
+    }
+}
+
+/// Bytes of operands of products that other ranks gave and that are on this rank at the same time.
+fn foreign_at_once(program: &Program) -> usize {
+    let kinds = |kind: &CollectiveKind| {
+        matches!(kind, CollectiveKind::AllGather { .. } | CollectiveKind::BroadcastBlock { .. })
+    };
+    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
+    let last_uses = program.last_uses();
+    for (index, instr) in program.instrs().iter().enumerate() {
+        let Op::Collective(collective) = &instr.op else { continue };
+        let (value, ty) = (instr.outputs[0], program.ty(instr.outputs[0]));
+        if !kinds(&collective.kind) || ty.shape.len() < 2 {
+            continue;
+        }
+        // A started one is there until the last use of what its end gives.
+        let done = |v: ValueId| {
+            let ends = program.instrs().iter().find(|i| collective.start && i.inputs.contains(&v));
+            ends.map_or(v, |i| i.outputs[0])
+        };
+        let end = last_uses[done(value).index()].unwrap_or(index);
+        spans.push((index, end, ty.local_bytes(program.mesh())));
+    }
+    let live = |at: usize| {
+        let here = spans.iter().filter(|(start, end, _)| (*start..=*end).contains(&at));
+        here.map(|span| span.2).sum::<usize>()
+    };
+    (0..program.instrs().len()).map(live).max().unwrap_or(0)
+}
+
+/// Beside a product lie its own blocks and those of the next step: 2(X₁ + W₁)/q² of the largest one in F,
+/// of its weight in B and of its input in W. Gathered, it is (X₁ + W₁)/q, and weights that are gathered ahead.
+#[test]
+fn two_blocks_are_there_at_a_time() {
+    let (x, w) = ((4 * BSH) as usize, (4 * H * H) as usize);
+    for q in [2, 4] {
+        for (part, elements) in [(Part::F, x + w), (Part::B, w), (Part::W, x)] {
+            let of = |stream| {
+                let laid = square(&layer(&[]), q, 1, stream);
+                foreign_at_once(laid.lowered.compiled().program(1, part))
+            };
+            assert_eq!(of(true), 2 * (2 * elements / (q * q)), "streamed, {q} {part:?}");
+            assert!(of(false) >= 2 * elements / q, "gathered, {q} {part:?}");
+        }
     }
 }

@@ -9,6 +9,22 @@ use crate::mesh::{Axis, Mesh};
 use crate::ops::OpDef;
 use crate::types::TensorType;
 
+/// A dim that shrinks to one of its blocks: how many elements it then has, and with their padding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Resized {
+    size: usize,
+    padded: usize,
+}
+
+impl Resized {
+    /// The type with the dim of that size.
+    pub(super) fn sized(self, ty: &TensorType, dim: usize) -> Result<TensorType, IrError> {
+        let (mut result, mut padded) = (ty.clone(), ty.padded().to_vec());
+        (result.shape[dim], padded[dim]) = (self.size, self.padded);
+        result.with_padded(padded)
+    }
+}
+
 /// A collective and the operand whose layout it changes.
 pub(super) struct Change<'a> {
     pub(super) collective: &'a Collective,
@@ -18,6 +34,19 @@ pub(super) struct Change<'a> {
 impl Change<'_> {
     pub(super) fn bad(&self, what: impl fmt::Display) -> IrError {
         IrError::operands(self.collective.name(), format!("{what} (operand {})", self.ty))
+    }
+
+    /// Fails unless the axes and dims exist.
+    pub(super) fn can_begin(&self, mesh: &Mesh) -> Result<(), IrError> {
+        let Collective { axes, .. } = self.collective;
+        if let Some(&axis) = axes.iter().find(|&&a| mesh.size(a).is_none()) {
+            return Err(self.bad(format!("there is no axis `{axis}` in the mesh ({mesh})")));
+        }
+        let dims = self.collective.dims();
+        match dims.into_iter().find(|&dim| dim >= self.ty.shape.len()) {
+            Some(dim) => Err(self.bad(format!("there is no dim {dim}"))),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn layout(&self, mesh: &Mesh) -> Result<Layout, IrError> {
@@ -62,32 +91,102 @@ impl Change<'_> {
             CollectiveKind::ReduceBlock { dim, .. } => {
                 self.summed().and_then(|layout| self.dealt(&layout, dim))
             }
-            CollectiveKind::Done => Ok(layout.clone()),
+            CollectiveKind::TakeBlock { .. } | CollectiveKind::PutBlock { .. }
+                if !axes.is_empty() =>
+            {
+                Err(self.bad("no rank gets anything from another, so it is over no axes"))
+            }
+            CollectiveKind::TakeBlock { .. }
+            | CollectiveKind::PutBlock { .. }
+            | CollectiveKind::Done => Ok(layout.clone()),
         }
     }
 
     /// The dim whose extent changes, and its new extent.
-    pub(super) fn resized(&self, mesh: &Mesh) -> Result<Option<(usize, usize)>, IrError> {
-        let (dim, block, grows) = match self.collective.kind {
-            CollectiveKind::BroadcastBlock { dim, block } => (dim, block, false),
-            CollectiveKind::ReduceBlock { dim, block } => (dim, block, true),
-            _ => return Ok(None),
-        };
+    pub(super) fn resized(&self, mesh: &Mesh) -> Result<Option<(usize, Resized)>, IrError> {
         let n = mesh.count(&self.collective.axes);
-        if block >= n {
-            return Err(self.bad(format!("there are {n} blocks, and {block} is none of them")));
-        }
-        if self.ty.padded() != self.ty.shape || self.collective.order != Order::Block {
-            return Err(self.bad("only whole blocks in block order can be addressed"));
-        }
-        let extent = self.ty.shape[dim];
-        match grows {
-            true => Ok(Some((dim, extent * n))),
-            false if extent.is_multiple_of(n) => Ok(Some((dim, extent / n))),
-            false => {
-                Err(self.bad(format!("dim {dim} has {extent} elements, not {n} equal blocks")))
+        Ok(match self.collective.kind {
+            CollectiveKind::BroadcastBlock { dim, block } => {
+                Some((dim, self.block(self.ty, dim, [block, n], mesh)?))
             }
+            CollectiveKind::TakeBlock { dim, block, of } => {
+                Some((dim, self.block(self.ty, dim, [block, of], mesh)?))
+            }
+            CollectiveKind::ReduceBlock { dim, block } => {
+                self.is_one_of([block, n])?;
+                if self.ty.padded() != self.ty.shape || self.collective.order != Order::Block {
+                    return Err(
+                        self.bad("only whole blocks in block order can be added to nothing")
+                    );
+                }
+                let size = self.ty.shape[dim] * n;
+                Some((dim, Resized { size, padded: size }))
+            }
+            _ => None,
+        })
+    }
+
+    /// The type of the whole that this operand becomes a block of, which must be that of `rest`.
+    pub(super) fn completed(&self, rest: &TensorType, mesh: &Mesh) -> Result<TensorType, IrError> {
+        let (dim, block, of) = match self.collective.kind {
+            CollectiveKind::ReduceBlock { dim, block } => {
+                (dim, block, mesh.count(&self.collective.axes))
+            }
+            CollectiveKind::PutBlock { dim, block, of } => (dim, block, of),
+            _ => return Err(self.bad("it has one operand")),
+        };
+        self.can_begin(mesh)?;
+        if self.ty.pending || rest.pending {
+            return Err(self.bad("an operand is still pending; wait for it with done first"));
         }
+        let other = || self.bad(format!("it is not block {block} of {of} of {rest}"));
+        if self.layout(mesh)? != rest.layout {
+            return Err(other());
+        }
+        rest.check(mesh)?;
+        self.in_pieces(rest, mesh)?;
+        let sized = self.block(rest, dim, [block, of], mesh)?.sized(rest, dim)?;
+        let cut = sized.layout.with_axes(dim, self.ty.layout.axes(dim).to_vec())?;
+        let expected = sized.with_layout(cut.with_partial(self.ty.layout.partial().clone())?);
+        match expected == *self.ty {
+            true => Ok(rest.clone()),
+            false => Err(other()),
+        }
+    }
+
+    fn is_one_of(&self, [block, of]: [usize; 2]) -> Result<(), IrError> {
+        match block < of {
+            true => Ok(()),
+            false => Err(self.bad(format!("there are {of} blocks, and {block} is none of them"))),
+        }
+    }
+
+    /// The extent of one block of a dim. Ranks that share the dim by other axes each have a part of it.
+    fn block(
+        &self,
+        whole: &TensorType,
+        dim: usize,
+        [block, of]: [usize; 2],
+        mesh: &Mesh,
+    ) -> Result<Resized, IrError> {
+        self.is_one_of([block, of])?;
+        let sharding = &whole.layout.dims()[dim];
+        if sharding.order != Order::Block && !sharding.axes.is_empty() || sharding.turn > 0 {
+            return Err(self.bad("only blocks of a dim in block order can be addressed"));
+        }
+        // Blocks over axes are at the minor end; what is left of the dim's axes stays.
+        let own = mesh.count(&sharding.axes);
+        let over = match self.collective.axes.is_empty() {
+            true => own,
+            false => own / mesh.count(&self.collective.axes),
+        };
+        let (size, padded) = (whole.shape[dim], whole.padded()[dim]);
+        if !over.checked_mul(of).is_some_and(|blocks| padded.is_multiple_of(blocks)) {
+            return Err(self.bad(format!("dim {dim} has {padded} elements, not {of} equal blocks")));
+        }
+        let (part, len) = (padded / over, padded / over / of);
+        let valid = |shard: usize| size.saturating_sub(shard * part + block * len).min(len);
+        Ok(Resized { size: (0..over).map(valid).sum(), padded: padded / of })
     }
 
     /// The axes of a dim without the collective's, which must be its minor end.
