@@ -22,6 +22,8 @@ section! {
         /// Gradients as they are stored, accumulated and reduced.
         grads: FloatKind = "f32, or f64 with compute = f64" => default_storage(compute);
             aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
+        /// The residual stream, to which every half of a block adds: compute, or f32 where that has 16 bits.
+        residual: FloatKind = "that of compute" => compute; aka "fp32_residual_connection" "residual_dtype",
         /// run.device = cuda and compute = f32: matrix products round their operands to TF32 (8 exponent
         /// bits, 10 mantissa bits), which tensor cores multiply; sums stay f32.
         tf32: bool = "false"; aka "allow_tf32" "use_tf32",
@@ -145,6 +147,26 @@ impl PrecisionConfig {
                 }
             });
         }
+    }
+
+    /// A residual stream is as wide as what is added to it, or as what products sum in; and only language
+    /// models have one.
+    pub(crate) fn check_residual(&self, is_language: bool, values: &mut Values) {
+        let (residual, compute) = (self.residual, self.compute);
+        let wider = DType::from(residual) == DType::from(compute).accumulator();
+        let keys = ["precision.residual", "precision.compute"];
+        values.rule(&keys, residual == compute || wider, || {
+            let sums = DType::from(compute).accumulator();
+            Problem::new(format!("precision.residual = {residual} does not work"))
+                .because(format!("with precision.compute = {compute} it is {compute} or {sums}"))
+                .nearest(format!("precision.residual = \"{sums}\""))
+        });
+        let keys = ["precision.residual", "model.kind"];
+        values.rule(&keys, residual == compute || is_language, || {
+            Problem::new(format!("precision.residual = {residual} has no effect"))
+                .because("only models with blocks have a residual stream")
+                .fix(format!("precision.residual = \"{compute}\""))
+        });
     }
 
     /// Only products of f32 on a GPU can round their operands.

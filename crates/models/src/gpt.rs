@@ -8,7 +8,7 @@ use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
 use crate::hf::{GptSpec, ModelSpec};
-use crate::language;
+use crate::language::{self, Stream};
 
 /// A GPT-2 model.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,12 +21,15 @@ pub struct Gpt {
     pub dropout: f64,
     /// The standard deviation of initial weights.
     pub init_std: f64,
+    /// Whether the residual stream is kept in the accumulator type of the compute type.
+    pub wide_residual: bool,
 }
 
 impl Gpt {
     /// A model of these sizes, with flash attention and without dropout.
     pub fn new(spec: GptSpec) -> Self {
-        Self { spec, attention: AttentionKind::Flash, dropout: 0.0, init_std: 0.02 }
+        let attention = AttentionKind::Flash;
+        Self { spec, attention, dropout: 0.0, init_std: 0.02, wide_residual: false }
     }
 
     fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType, p: f64) -> Builder {
@@ -35,40 +38,47 @@ impl Gpt {
         let ids = b.data(port::IDS, DType::I32, [batch, seq]);
         let tokens = b.param("embed", [s.vocab, s.width]).embedding(ids);
         let positions = b.param("pos", [s.context, s.width]).slice(0, 0, seq);
-        b.output(port::H, (tokens + positions).dropout(p));
+        b.output(port::H, self.stream(compute).widen((tokens + positions).dropout(p)));
         b
     }
 
     fn block(&self, BatchShape { batch, seq }: BatchShape, compute: DType, p: f64) -> Builder {
         let (d, ffn, heads) = (self.spec.width, self.spec.ffn, self.spec.heads);
         let b = Builder::new("block", compute);
-        let h = b.boundary(port::H, [batch, seq, d]);
+        let stream = self.stream(compute);
+        let h = stream.enter(&b, [batch, seq, d]);
 
-        let x = self.norm(&b, "norm1", h);
+        let x = self.norm(&b, "norm1", h, compute);
         let [q, k, v] = ["attn.q", "attn.k", "attn.v"]
             .map(|name| linear(&b, name, x, [d, d]).reshape([batch, seq, heads, d / heads]));
         let o = q.attention(k, v, self.attention, p).reshape([batch, seq, d]);
-        let h = h + linear(&b, "attn.out", o, [d, d]).dropout(p);
+        let h = stream.add(h, linear(&b, "attn.out", o, [d, d]).dropout(p));
 
-        let x = self.norm(&b, "norm2", h);
+        let x = self.norm(&b, "norm2", h, compute);
         let inner = linear(&b, "mlp.up", x, [d, ffn]).gelu();
-        b.output(port::H, h + linear(&b, "mlp.down", inner, [ffn, d]).dropout(p));
+        let y = linear(&b, "mlp.down", inner, [ffn, d]).dropout(p);
+        b.output(port::H, stream.add(h, y));
         b
     }
 
     fn head(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Builder {
         let s = &self.spec;
         let b = Builder::new("head", compute);
-        let h = b.boundary(port::H, [shape.batch, shape.seq, s.width]);
-        let x = self.norm(&b, "norm", h);
+        let h = self.stream(compute).enter(&b, [shape.batch, shape.seq, s.width]);
+        let x = self.norm(&b, "norm", h, compute);
         language::finish(&b, x, shape, [s.width, s.vocab], s.tied, purpose);
         b
     }
 
-    fn norm<'b>(&self, b: &'b Builder, name: &str, x: Tensor<'b>) -> Tensor<'b> {
-        let [gain, bias] =
-            ["gain", "bias"].map(|part| b.param(&format!("{name}.{part}"), [self.spec.width]));
-        x.layer_norm(gain, bias, self.spec.norm_eps)
+    fn stream(&self, compute: DType) -> Stream {
+        Stream::new(compute, self.wide_residual)
+    }
+
+    /// A norm of the residual stream, as products read it.
+    fn norm<'b>(&self, b: &'b Builder, name: &str, h: Tensor<'b>, compute: DType) -> Tensor<'b> {
+        let param = |part: &str| b.param(&format!("{name}.{part}"), [self.spec.width]);
+        let [gain, bias] = ["gain", "bias"].map(|part| self.stream(compute).widen(param(part)));
+        h.layer_norm(gain, bias, self.spec.norm_eps).cast(compute)
     }
 
     fn check(&self, BatchShape { batch, seq }: BatchShape) -> Result<(), IrError> {

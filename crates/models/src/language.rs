@@ -1,6 +1,6 @@
 //! What language models share: the loss at their end, and their initial weights.
 
-use phalanx_ir::{Builder, DType, Init, Tensor};
+use phalanx_ir::{Builder, DType, Init, Role, Tensor, TensorType};
 
 use crate::architecture::{BatchShape, Purpose, port};
 
@@ -24,6 +24,34 @@ pub(crate) fn finish<'b>(
     let targets = b.data(port::TARGETS, DType::I32, [shape.batch, shape.seq]);
     let total = logits.cross_entropy(targets).sum_all();
     b.loss(port::LOSS, total * b.scalar(port::INV_TOKENS));
+}
+
+/// The residual stream: the sum to which every half of a block adds. It is kept in the compute type, or
+/// wider: then norms are computed in the wider type, and branches are widened when they are added.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Stream {
+    kept: DType,
+}
+
+impl Stream {
+    pub(crate) fn new(compute: DType, wide: bool) -> Self {
+        Self { kept: if wide { compute.accumulator() } else { compute } }
+    }
+
+    /// What an earlier segment returned of it.
+    pub(crate) fn enter<'b>(&self, b: &'b Builder, shape: [usize; 3]) -> Tensor<'b> {
+        b.input(port::H, Role::Boundary, TensorType::new(self.kept, shape))
+    }
+
+    /// The sum, with what a branch adds to it.
+    pub(crate) fn add<'b>(&self, h: Tensor<'b>, branch: Tensor<'b>) -> Tensor<'b> {
+        h + self.widen(branch)
+    }
+
+    /// A value in the stream's type.
+    pub(crate) fn widen<'b>(&self, x: Tensor<'b>) -> Tensor<'b> {
+        x.cast(self.kept)
+    }
 }
 
 /// The initial value of a parameter, by its local name: gains are one, biases zero, weights normal.

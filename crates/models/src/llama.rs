@@ -9,7 +9,7 @@ use crate::chain::Chain;
 use crate::check::Check;
 use crate::experts::{Experts, Router};
 use crate::hf::{LlamaSpec, MixtralSpec, ModelSpec};
-use crate::language;
+use crate::language::{self, Stream};
 
 /// A LLaMA model.
 #[derive(Clone, PartialEq, Debug)]
@@ -22,19 +22,22 @@ pub struct Llama {
     pub init_std: f64,
     /// Experts in place of the feed-forward part, in some layers or all.
     pub experts: Option<Experts>,
+    /// Whether the residual stream is kept in the accumulator type of the compute type.
+    pub wide_residual: bool,
 }
 
 impl Llama {
     /// A model of these sizes, with flash attention.
     pub fn new(spec: LlamaSpec) -> Self {
-        Self { spec, attention: AttentionKind::Flash, init_std: 0.02, experts: None }
+        let attention = AttentionKind::Flash;
+        Self { spec, attention, init_std: 0.02, experts: None, wide_residual: false }
     }
 
     fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
         let b = Builder::new("embed", compute);
         let ids = b.data(port::IDS, DType::I32, [batch, seq]);
         let table = b.param("embed", [self.spec.vocab, self.spec.width]);
-        b.output(port::H, table.embedding(ids));
+        b.output(port::H, self.stream(compute).widen(table.embedding(ids)));
         b
     }
 
@@ -46,14 +49,15 @@ impl Llama {
         experts: Option<(&Experts, Purpose)>,
     ) -> Builder {
         let (s, BatchShape { batch, seq }) = (&self.spec, shape);
-        let (d, size, eps) = (s.width, s.head_dim, s.norm_eps);
+        let (d, size) = (s.width, s.head_dim);
         let (q_width, kv_width) = (s.heads * size, s.kv_heads * size);
         let rotary = s.rope.rotary();
 
         let b = Builder::new(if experts.is_some() { "expert_block" } else { "block" }, compute);
-        let h = b.boundary(port::H, [batch, seq, d]);
+        let stream = self.stream(compute);
+        let h = stream.enter(&b, [batch, seq, d]);
 
-        let x = h.rms_norm(b.param("norm1", [d]), eps);
+        let x = self.norm(&b, "norm1", h, compute);
         let q = x.matmul(b.param("attn.q", [d, q_width]));
         let k = x.matmul(b.param("attn.k", [d, kv_width]));
         let v = x.matmul(b.param("attn.v", [d, kv_width]));
@@ -62,9 +66,9 @@ impl Llama {
         let v = v.reshape([batch, seq, s.kv_heads, size]);
         let o = q.attention(k, v, self.attention, 0.0);
         let o = o.reshape([batch, seq, q_width]);
-        let h = h + o.matmul(b.param("attn.out", [q_width, d]));
+        let h = stream.add(h, o.matmul(b.param("attn.out", [q_width, d])));
 
-        let x = h.rms_norm(b.param("norm2", [d]), eps);
+        let x = self.norm(&b, "norm2", h, compute);
         let y = match experts {
             Some((experts, purpose)) => {
                 let chosen = experts.apply(&b, x, shape, purpose);
@@ -74,17 +78,27 @@ impl Llama {
             }
             None => swiglu(&b, x, "mlp", s.ffn),
         };
-        b.output(port::H, h + y);
+        b.output(port::H, stream.add(h, y));
         b
     }
 
     fn head(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Builder {
         let s = &self.spec;
         let b = Builder::new("head", compute);
-        let h = b.boundary(port::H, [shape.batch, shape.seq, s.width]);
-        let x = h.rms_norm(b.param("norm", [s.width]), s.norm_eps);
+        let h = self.stream(compute).enter(&b, [shape.batch, shape.seq, s.width]);
+        let x = self.norm(&b, "norm", h, compute);
         language::finish(&b, x, shape, [s.width, s.vocab], s.tied, purpose);
         b
+    }
+
+    fn stream(&self, compute: DType) -> Stream {
+        Stream::new(compute, self.wide_residual)
+    }
+
+    /// A norm of the residual stream, as products read it.
+    fn norm<'b>(&self, b: &'b Builder, name: &str, h: Tensor<'b>, compute: DType) -> Tensor<'b> {
+        let gain = self.stream(compute).widen(b.param(name, [self.spec.width]));
+        h.rms_norm(gain, self.spec.norm_eps).cast(compute)
     }
 
     fn check(&self, shape: BatchShape, purpose: Purpose) -> Result<(), IrError> {

@@ -103,7 +103,7 @@ impl Network {
             }
             None => (spec(&config.model), None),
         };
-        Ok(Self { architecture: architecture(&config.model, spec), weights, seed: config.run.seed })
+        Ok(Self { architecture: architecture(config, spec), weights, seed: config.run.seed })
     }
 
     /// The models of a session: for training, and for evaluation if that is wanted.
@@ -198,19 +198,21 @@ pub fn describe_step(config: &Config) -> String {
 
 /// The network of a specification, with the settings that a specification does not have.
 pub fn architecture(
-    config: &phalanx_config::ModelConfig,
+    Config { model: config, precision, .. }: &Config,
     spec: ModelSpec,
 ) -> Box<dyn Architecture> {
-    let attention = config.attention;
-    let init_std = config.init_std.get();
+    let (attention, init_std) = (config.attention, config.init_std.get());
+    let wide_residual = precision.residual != precision.compute;
+    let llama = |spec, experts| Llama { spec, attention, init_std, experts, wide_residual };
     match spec {
-        ModelSpec::Llama(spec) => Box::new(Llama { spec, attention, init_std, experts: None }),
+        ModelSpec::Llama(spec) => Box::new(llama(spec, None)),
         ModelSpec::Mixtral(spec) => {
-            let experts = Some(experts::of(config, &spec));
-            Box::new(Llama { spec: spec.base, attention, init_std, experts })
+            let experts = experts::of(config, &spec);
+            Box::new(llama(spec.base, Some(experts)))
         }
         ModelSpec::Gpt(spec) => {
-            Box::new(Gpt { spec, attention, dropout: config.dropout.get(), init_std })
+            let dropout = config.dropout.get();
+            Box::new(Gpt { spec, attention, dropout, init_std, wide_residual })
         }
     }
 }

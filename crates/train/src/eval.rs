@@ -94,7 +94,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     check_ids(ids, &spec)?;
     let compute = DType::from(config.precision.compute);
     let shape = BatchShape { batch: 1, seq: ids.len() };
-    let model = architecture(&config.model, spec).logits(shape, compute)?;
+    let model = architecture(&config, spec).logits(shape, compute)?;
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(&*weights);
     host::require(config.run.device)?;
@@ -139,7 +139,7 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
             (loaded, weights.spec().clone(), Box::new(weights))
         }
     };
-    evaluate(&loaded, &*architecture(&loaded.config.model, spec), &*weights)
+    evaluate(&loaded, &*architecture(&loaded.config, spec), &*weights)
 }
 
 /// The configuration of a run, if it trained a network for images, which has no form at Hugging Face.

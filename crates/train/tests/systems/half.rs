@@ -121,3 +121,31 @@ fn f16_trains_on_many_ranks_like_on_one() {
         }
     }
 }
+
+/// A residual stream of f32 under 16-bit programs: layouts agree, and what many layers add is nearer to f64.
+#[test]
+fn a_wide_residual_stream_works_in_every_layout_and_rounds_less() {
+    let wide = ["precision.compute=bf16", "precision.residual=f32", "model.init_std=0.1"];
+    for layout in [
+        &["parallel.dp=2", "parallel.zero=3"][..],
+        &["parallel.tp=2", "parallel.sp=true", "train.recompute=full"],
+        &["parallel.cp=2"],
+        &["parallel.pp=2", "train.microbatches=2", "precision.weights=bf16"],
+    ] {
+        let sets = [&wide[..], layout].concat();
+        agrees(&format!("{sets:?}"), &llama(&sets), None);
+    }
+    // Over several seeds: the error of one loss is a sum of many roundings, which may cancel.
+    let far = |sets: &[&str]| -> f64 {
+        let loss = |seed: u64, sets: &[&str]| {
+            let seed = format!("run.seed={seed}");
+            let deep = ["model.layers=16", "model.init_std=0.1", seed.as_str()];
+            steps(&llama(&[&deep[..], sets].concat()), 1)[0].0.loss
+        };
+        let of = |seed| (loss(seed, sets) - loss(seed, &["precision.compute=f64"])).abs();
+        (1..=8).map(of).sum()
+    };
+    let narrow = far(&["precision.compute=bf16"]);
+    let wide = far(&["precision.compute=bf16", "precision.residual=f32"]);
+    assert!(wide < 0.7 * narrow, "{wide:e} with f32, {narrow:e} with bf16");
+}
