@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 /// The kind of a parameter's value in full precision.
 pub const FULL: &str = "master";
 
+/// The kind of its upper half, in `bf16`, if it is stored in halves of 16 bits ([`phalanx_ir::halves`]).
+pub const UPPER: &str = "master.upper";
+
+/// The kind of its lower half, in `u16`.
+pub const LOWER: &str = "master.lower";
+
 /// A rank's block of a parameter: a box of the whole, padded at the end of its dims.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ParamBlock {

@@ -20,7 +20,7 @@ mod reader;
 mod storage;
 mod writer;
 
-pub use entry::{FULL, ParamBlock, SavedEntry, StoredRun};
+pub use entry::{FULL, LOWER, ParamBlock, SavedEntry, StoredRun, UPPER};
 pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest};
 pub use header::{Header, PlacedEntry};
 pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedRecord};

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_error::{Error, Problem, Result, bytes};
-use phalanx_ir::DType;
+use phalanx_ir::{DType, halves};
 
-use crate::entry::FULL;
+use crate::entry::{FULL, LOWER, UPPER};
+
 use crate::folder::MANIFEST;
 use crate::header::{Header, PlacedEntry};
 use crate::manifest::{FORMAT, FileSummary, Manifest, Piece};
@@ -128,11 +129,15 @@ impl Checkpoint {
         })
     }
 
-    /// The kinds that are stored of a parameter, with their element types in the newest version.
+    /// The kinds that can be read of a parameter, with their element types in the newest version. Two halves
+    /// are one kind.
     pub fn kinds(&self, param: &str) -> impl Iterator<Item = (&str, DType)> {
         let kinds = self.index.get(param).into_iter().flatten();
-        let newest = kinds.filter(|((_, version), _)| *version == 0);
-        newest.filter_map(|((kind, _), entries)| Some((kind.as_str(), entries.first()?.1.dtype)))
+        let newest = kinds.filter(|((kind, version), _)| *version == 0 && kind != LOWER);
+        newest.filter_map(|((kind, _), entries)| match kind.as_str() {
+            UPPER => Some((FULL, DType::F32)),
+            kind => Some((kind, entries.first()?.1.dtype)),
+        })
     }
 
     /// The age of the oldest version of a kind that is stored of a parameter; 0 if there is only the newest.
@@ -160,8 +165,32 @@ impl Checkpoint {
 
     /// Elements of one kind and version of a parameter's state in a replica, in ranges of row-major indices, one
     /// range after the other: their element type and their bytes. What is read has the hashes that
-    /// were recorded.
+    /// were recorded. Values of which both halves are stored are read as they were before they were split.
     pub fn read_of(
+        &self,
+        param: &str,
+        (kind, version): (&str, usize),
+        replica: usize,
+        ranges: &[Range<usize>],
+    ) -> Result<(DType, Vec<u8>)> {
+        let stored = |kind: &str| {
+            let kinds = self.index.get(param);
+            kinds.is_some_and(|kinds| kinds.contains_key(&(kind.to_owned(), version)))
+        };
+        if kind != FULL || stored(FULL) || !stored(UPPER) {
+            return self.read_stored(param, (kind, version), replica, ranges);
+        }
+        let half = |kind| self.read_stored(param, (kind, version), replica, ranges);
+        let (upper, lower) = (half(UPPER)?, half(LOWER)?);
+        if (upper.0, lower.0) != (DType::Bf16, DType::U16) {
+            let what = format!("the halves of {param}/{FULL} are {} and {}", upper.0, lower.0);
+            return Err(self.damaged(&what));
+        }
+        Ok((DType::F32, halves::join_bytes(&upper.1, &lower.1)))
+    }
+
+    /// Elements of a kind as it is stored.
+    fn read_stored(
         &self,
         param: &str,
         (kind, version): (&str, usize),

@@ -43,7 +43,7 @@ pub use parallel::{
     AxisOrder, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
     TensorRules, TpKind, ZeroStage,
 };
-pub use precision::{FloatKind, LossScale, PrecisionConfig};
+pub use precision::{FloatKind, LossScale, MasterKind, PrecisionConfig};
 pub use run::{DeviceKind, RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
@@ -249,6 +249,7 @@ impl Config {
         self.run.check(values);
         self.precision.check_tf32(self.run.device, values);
         self.precision.check_residual(self.model.kind.is_language(), values);
+        self.precision.check_masters(self.optim.kind, self.parallel.sync, values);
         self.check_across(values);
         self.check_groups(values);
         self.check_fits(values);

@@ -5,8 +5,10 @@ use phalanx_ir::DType;
 use toml_edit::Value;
 
 use super::key::section;
+use super::optim::OptimKind;
 use super::run::DeviceKind;
 use super::setting::{Count, Positive, Setting, choice, quoted};
+use super::sync::SyncKind;
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -24,6 +26,9 @@ section! {
             aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
         /// The residual stream, to which every half of a block adds: compute, or f32 where that has 16 bits.
         residual: FloatKind = "that of compute" => compute; aka "fp32_residual_connection" "residual_dtype",
+        /// How f32 masters of bf16 weights are kept. whole: 4 bytes of a parameter besides the weights. split: 2
+        /// bytes, the lower halves of numbers whose upper halves are the weights, with the same bits.
+        masters: MasterKind = "whole"; aka "split_master" "master_weights",
         /// run.device = cuda and compute = f32: matrix products round their operands to TF32 (8 exponent
         /// bits, 10 mantissa bits), which tensor cores multiply; sums stay f32.
         tf32: bool = "false"; aka "allow_tf32" "use_tf32",
@@ -84,6 +89,16 @@ choice! {
         Bf16 = "bf16",
         /// IEEE half precision.
         F16 = "f16",
+    }
+}
+
+choice! {
+    /// How masters of narrower weights are kept.
+    pub enum MasterKind {
+        /// All of their bits.
+        Whole = "whole",
+        /// The bits that weights lack.
+        Split = "split",
     }
 }
 
@@ -166,6 +181,37 @@ impl PrecisionConfig {
             Problem::new(format!("precision.residual = {residual} has no effect"))
                 .because("only models with blocks have a residual stream")
                 .fix(format!("precision.residual = \"{compute}\""))
+        });
+    }
+
+    /// Halves of masters are bf16 weights and the rest of f32; one op updates both.
+    pub(crate) fn check_masters(&self, optim: OptimKind, sync: SyncKind, values: &mut Values) {
+        let split = self.masters == MasterKind::Split;
+        let refuse = |what: String, why: &str, fix: String| {
+            let problem =
+                Problem::new(format!("precision.masters = \"split\" does not work with {what}"));
+            problem.because(why).fix(fix)
+        };
+        let (weights, fits) = (self.weights, self.weights == FloatKind::Bf16);
+        values.rule(&["precision.masters", "precision.weights"], fits || !split, || {
+            let why = "weights are the upper halves of f32 masters, which only bf16 can be";
+            let fix = "precision.weights = \"bf16\", or precision.masters = \"whole\"".to_owned();
+            refuse(format!("precision.weights = {weights}"), why, fix)
+        });
+        let one_op = match optim {
+            OptimKind::AdamW | OptimKind::Adam | OptimKind::Sgd | OptimKind::Lion => true,
+            OptimKind::Lamb | OptimKind::Adafactor => false,
+        };
+        values.rule(&["precision.masters", "optim.kind"], one_op || !split, || {
+            let why = "its update needs norms of whole parameters, and reads masters more than once";
+            let fix = "optim.kind = \"adamw\", \"adam\", \"sgd\" or \"lion\", or precision.masters = \"whole\"";
+            refuse(format!("optim.kind = \"{}\"", optim.name()), why, fix.to_owned())
+        });
+        let apart = matches!(sync, SyncKind::LocalSgd | SyncKind::Average);
+        values.rule(&["precision.masters", "parallel.sync"], !(apart && split), || {
+            let why = "replicas average masters, and halves have no mean";
+            let fix = "parallel.sync = \"ddp\", or precision.masters = \"whole\"".to_owned();
+            refuse(format!("parallel.sync = \"{}\"", sync.name()), why, fix)
         });
     }
 

@@ -26,6 +26,26 @@ pub const fn join(upper: u16, lower: u16) -> f32 {
     f32::from_bits((upper as u32) << 16 | lower as u32)
 }
 
+/// [`join`] of numbers one after the other, as native-endian bytes.
+pub fn join_bytes(upper: &[u8], lower: &[u8]) -> Vec<u8> {
+    let (upper, lower) = (upper.as_chunks::<2>().0, lower.as_chunks::<2>().0);
+    let joined = upper.iter().zip(lower).flat_map(|(&upper, &lower)| {
+        join(u16::from_ne_bytes(upper), u16::from_ne_bytes(lower)).to_ne_bytes()
+    });
+    joined.collect()
+}
+
+/// [`split`] of numbers one after the other, as native-endian bytes: upper halves and lower halves.
+pub fn split_bytes(full: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let [mut uppers, mut lowers] = [(); 2].map(|()| Vec::with_capacity(full.len() / 2));
+    for &value in full.as_chunks::<4>().0 {
+        let (upper, lower) = split(f32::from_ne_bytes(value));
+        uppers.extend(upper.to_ne_bytes());
+        lowers.extend(lower.to_ne_bytes());
+    }
+    (uppers, lowers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +92,14 @@ mod tests {
             assert_eq!((upper >> 15, lower), ((bits >> 31) as u16, 0));
             assert_eq!(split(join(upper, lower)), (upper, lower));
         }
+    }
+
+    #[test]
+    fn bytes_go_both_ways() {
+        let full: Vec<u8> = [1.5f32, -0.3, 7e30].iter().flat_map(|x| x.to_ne_bytes()).collect();
+        let (upper, lower) = split_bytes(&full);
+        assert_eq!([upper.len(), lower.len()], [6; 2]);
+        assert_eq!(join_bytes(&upper, &lower), full);
     }
 
     #[test]

@@ -366,7 +366,7 @@ impl<'a> Trainer<'a> {
         let weights = weights.next().map_or(self.asked.compute, |ty| ty.dtype);
         let state = weights.accumulator();
         Settings {
-            precision: Precision { weights: state, grads: state, state },
+            precision: Precision { weights: state, grads: state, state, split: false },
             optimizer: self.optimizer,
             clip: self.clip,
             scaling: (self.asked.compute == DType::F16).then(LossScaling::dynamic),

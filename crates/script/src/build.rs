@@ -22,6 +22,7 @@ mod world;
 
 use phalanx_autodiff::Phases;
 use phalanx_call::{Lane, Tier};
+use phalanx_ir::ops::Narrow;
 use phalanx_ir::{Builder, DType, Mesh, Port, Program, Role, TensorType};
 use phalanx_spmd::Sharing;
 
@@ -101,12 +102,29 @@ pub struct Precision {
     pub grads: DType,
     /// Optimizer state; narrower weights have master copies in this type.
     pub state: DType,
+    /// Whether masters are kept in halves of 16 bits, of which weights are the upper ones: then weights are
+    /// bf16, state is f32, and the update is one op.
+    pub split: bool,
 }
 
 impl Precision {
     /// The state that holds parameters in full precision.
     pub fn full_kind(&self) -> StateKind {
         if self.has_masters() { StateKind::Master } else { StateKind::Weights }
+    }
+
+    /// The element type of what is kept of masters, besides weights.
+    pub fn masters(&self) -> DType {
+        if self.split { DType::U16 } else { self.state }
+    }
+
+    /// What programs read of the weights that updates change.
+    fn narrow(&self) -> Narrow {
+        match (self.has_masters(), self.split) {
+            (false, _) => Narrow::None,
+            (true, false) => Narrow::Copy(self.weights),
+            (true, true) => Narrow::Split,
+        }
     }
 
     /// Whether weights are copies of wider masters.

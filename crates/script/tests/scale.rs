@@ -63,7 +63,12 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> V
         let training = TrainingScript {
             world: &world,
             at: RankPlace { stage_group, place: 0 },
-            precision: Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 },
+            precision: Precision {
+                weights: DType::F32,
+                grads: DType::F32,
+                state: DType::F32,
+                split: false,
+            },
             optimizer: Optimizer::adamw(),
             clip: Some(1.0),
             scaling: None,

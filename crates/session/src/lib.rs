@@ -63,7 +63,7 @@ use std::time::Instant;
 
 use phalanx_comm::{Failure, Membership, PoolFailure};
 use phalanx_config::DeviceKind;
-use phalanx_ir::{DType, Param, Port, Program};
+use phalanx_ir::{DType, Param, Port, Program, halves};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
 use phalanx_script::{ScriptKey, StateKind, StateOf};
@@ -363,7 +363,11 @@ impl Session {
         let masters = masters.then_some(StateKind::Master);
         for kind in older.chain([StateKind::Weights]).chain(masters) {
             let (dtype, _) = self.read(param, kind, 0..all.len().min(1))?;
-            let bytes = values.to_bytes(all.clone(), dtype).filter(|_| values.len() == all.len());
+            // Weights that are halves of masters are rounded as those are split.
+            let half = self.known.settings.precision.split && dtype == DType::Bf16;
+            let wide = if half { DType::F32 } else { dtype };
+            let bytes = values.to_bytes(all.clone(), wide).filter(|_| values.len() == all.len());
+            let bytes = bytes.map(|full| if half { halves::split_bytes(&full).0 } else { full });
             let Some(bytes) = bytes else {
                 let (name, found) = (&self.known.params[param].name, values.len());
                 let what = format!("{found} values for `{name}`, which has {}", all.len());

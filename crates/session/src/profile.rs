@@ -42,13 +42,13 @@ pub fn profile(loaded: &Loaded) -> Result<ModelProfile> {
     let [state, weights] = [precision.state, precision.weights].map(|dtype| dtype.size() as f64);
     let shapes = model.params().iter().map(|param| &param.shape[..]);
     let states: usize = settings.optimizer.kept(shapes).map(|(_, count)| count).sum();
-    let kept =
-        states as f64 / model.elements() as f64 + f64::from(u8::from(precision.has_masters()));
+    let masters = if precision.has_masters() { precision.masters().size() } else { 0 };
+    let kept = states as f64 / model.elements() as f64 * state + masters as f64;
     Ok(ModelProfile {
         names: model.instances().iter().map(|instance| instance.name.clone()).collect(),
         layers: costs.iter().enumerate().map(layer).collect(),
         samples: config.train.batch_size.get() / config.microbatches(),
-        state: (kept * state + precision.grads.size() as f64) / weights,
+        state: (kept + precision.grads.size() as f64) / weights,
     })
 }
 

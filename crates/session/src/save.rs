@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use phalanx_checkpoint::{FULL, FileSummary, FileWriter};
-use phalanx_script::{PlannedScript, ScriptKey, State, StateKey, StateKind, StateOf};
+use phalanx_checkpoint::{FULL, FileSummary, FileWriter, LOWER, UPPER};
+use phalanx_script::{PlannedScript, Precision, ScriptKey, State, StateKey, StateKind, StateOf};
 
 use super::Session;
 use super::command::{Command, Reply};
@@ -241,7 +241,20 @@ pub(crate) fn saves(key: ScriptKey) -> bool {
     matches!(key, ScriptKey::Save | ScriptKey::SaveAndTrain)
 }
 
-/// The name of a kind of state in checkpoints.
+/// The name under which a checkpoint holds a kind of state; masters may be in halves.
+pub(crate) fn stored_name(
+    kind: StateKind,
+    precision: Precision,
+    optimizer: &'static [&'static str],
+) -> &'static str {
+    match kind {
+        StateKind::Weights if precision.split => UPPER,
+        StateKind::Master if precision.split => LOWER,
+        _ => kind_name(kind, optimizer),
+    }
+}
+
+/// The name by which a kind of state is read from checkpoints.
 pub(crate) fn kind_name(kind: StateKind, optimizer: &'static [&'static str]) -> &'static str {
     match kind {
         StateKind::Weights | StateKind::Older(_) | StateKind::Master => FULL,

@@ -14,7 +14,7 @@ use super::pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 use super::replicas::BatchShare;
 use super::{Models, asynchronous, host, measure};
 use crate::host::GpuFacts;
-use phalanx_config::{Config, DeviceKind, FloatKind, LossScale, OptimKind};
+use phalanx_config::{Config, DeviceKind, FloatKind, LossScale, MasterKind, OptimKind};
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 
@@ -233,7 +233,7 @@ impl Settings {
     /// The settings of a model that one rank evaluates, without training.
     pub(crate) fn forward(weights: DType, microbatches: usize, threads: usize) -> Self {
         Settings {
-            precision: Precision { weights, grads: weights, state: weights },
+            precision: Precision { weights, grads: weights, state: weights, split: false },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
             scaling: None,
@@ -333,6 +333,7 @@ fn precision(config: &phalanx_config::PrecisionConfig) -> Precision {
         weights: DType::from(config.weights),
         grads: DType::from(config.grads),
         state: config.state(),
+        split: config.masters == MasterKind::Split,
     }
 }
 

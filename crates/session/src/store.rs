@@ -1,10 +1,11 @@
 //! Copies values between named parameters and a rank's part of packed units. Values keep their
 //! element type; some values of one parameter are copied at a time.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, TensorType};
+use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, TensorType, halves};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateOf, StateScalar};
@@ -61,6 +62,8 @@ pub(crate) struct Store {
     places: Vec<Option<(usize, Member)>>,
     /// The rank's replica.
     replica: usize,
+    /// Whether masters are in halves, of which weights are the upper ones. They are read and written whole.
+    split: bool,
 }
 
 impl Store {
@@ -70,7 +73,7 @@ impl Store {
         types: Vec<Option<TensorType>>,
         state: &State,
         ranks: RankOnMesh<'_>,
-        replica: usize,
+        (replica, split): (usize, bool),
     ) -> Self {
         let RankOnMesh { mesh, rank } = ranks;
         let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
@@ -85,7 +88,7 @@ impl Store {
                 places[member.param] = Some((number, *member));
             }
         }
-        Self { params, runs, places, replica }
+        Self { params, runs, places, replica, split }
     }
 
     /// The model's parameters.
@@ -143,7 +146,9 @@ impl Store {
         }
         let size = held.dtype.size();
         let param = &self.params[member.param];
+        let half = self.half(kind);
         if let Some(draw) = source.draw(param, kind)
+            && half.is_none()
             && draws(executor, script, held, &placed, draw)?
         {
             return Ok(());
@@ -151,10 +156,19 @@ impl Store {
         let narrow = (kind, held.dtype) == (StateKind::Weights, DType::Bf16);
         let from = (source, self.replica);
         let values = match master.take().filter(|(of, _)| narrow && *of == ranges) {
+            Some((_, full)) if half.is_some() => Some(full),
             Some((_, full)) => Some(rounded(&full)),
-            None => read_checked(from, param, kind, &ranges, held.dtype)?,
+            None => {
+                let dtype = if half.is_some() { DType::F32 } else { held.dtype };
+                read_checked(from, param, kind, &ranges, dtype)?
+            }
         };
-        let Some(values) = values else { return Ok(()) };
+        let Some(full) = values else { return Ok(()) };
+        let values = match half {
+            None => Cow::Borrowed(&full),
+            Some(Half::Upper) => Cow::Owned(halves::split_bytes(&full).0),
+            Some(Half::Lower) => Cow::Owned(halves::split_bytes(&full).1),
+        };
         let mut rest = &values[..];
         // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
         for joined in placed.chunk_by(|a, b| a.at + a.global.len() == b.at) {
@@ -163,10 +177,21 @@ impl Store {
             executor.write_at(script, held.buffer, joined[0].at * size, own)?;
             rest = others;
         }
-        if (kind, held.dtype) == (StateKind::Master, DType::F32) {
-            *master = Some((ranges, values));
+        let is_full = held.dtype == DType::F32 || half.is_some();
+        if kind == StateKind::Master && is_full {
+            *master = Some((ranges, full));
         }
         Ok(())
+    }
+
+    /// Which half of masters a kind of state is.
+    fn half(&self, kind: StateKind) -> Option<Half> {
+        match kind {
+            _ if !self.split => None,
+            StateKind::Weights | StateKind::Older(_) => Some(Half::Upper),
+            StateKind::Master => Some(Half::Lower),
+            StateKind::Gradient | StateKind::Optimizer(_) => None,
+        }
     }
 
     /// What this rank holds of some values of a state.
@@ -179,9 +204,17 @@ impl Store {
     ) -> Result<Vec<StatePiece>> {
         let mut pieces = Vec::new();
         for (held, placed) in self.within(state, range) {
-            let (dtype, size) = (held.dtype, held.dtype.size());
-            let mut bytes = vec![0; placed.global.len() * size];
-            executor.read_at(script, held.buffer, placed.at * size, &mut bytes)?;
+            let count = placed.global.len();
+            let mut read = |held: &HeldRange, at: usize| {
+                let size = held.dtype.size();
+                let mut bytes = vec![0; count * size];
+                executor.read_at(script, held.buffer, at * size, &mut bytes).map(|()| bytes)
+            };
+            let (mut dtype, mut bytes) = (held.dtype, read(held, placed.at)?);
+            if self.half(range.kind) == Some(Half::Lower) {
+                let (weights, at) = self.upper(state, range, (held, &placed));
+                (dtype, bytes) = (DType::F32, halves::join_bytes(&read(weights, at)?, &bytes));
+            }
             pieces.push(StatePiece { first: placed.global.start, dtype, bytes });
         }
         Ok(pieces)
@@ -197,12 +230,35 @@ impl Store {
         bytes: &[u8],
     ) -> Result<()> {
         for (held, placed) in self.within(state, range) {
-            let size = held.dtype.size();
+            let lower = self.half(range.kind) == Some(Half::Lower);
+            let size = if lower { DType::F32.size() } else { held.dtype.size() };
             let first = placed.global.start - range.elements.start;
             let own = &bytes[first * size..][..placed.global.len() * size];
-            executor.write_at(script, held.buffer, placed.at * size, own)?;
+            if !lower {
+                executor.write_at(script, held.buffer, placed.at * size, own)?;
+                continue;
+            }
+            let (weights, at) = self.upper(state, range, (held, &placed));
+            let halves = halves::split_bytes(own);
+            for (held, at, own) in [(weights, at, halves.0), (held, placed.at, halves.1)] {
+                executor.write_at(script, held.buffer, at * held.dtype.size(), &own)?;
+            }
         }
         Ok(())
+    }
+
+    /// Where the upper halves of some masters lie: weights are kept of at least as much as a rank updates.
+    fn upper<'s>(
+        &self,
+        state: &'s State,
+        range: &StateRange,
+        (held, placed): (&HeldRange, &Placed),
+    ) -> (&'s HeldRange, usize) {
+        let (unit, _) =
+            self.places[range.param].as_ref().expect("it holds a part of the parameter");
+        let weights = &state.buffers[*unit].weights;
+        let element = held.elements.start + placed.at - held.at;
+        (weights, weights.at + element - weights.elements.start)
     }
 
     /// Where this rank holds some values of a state.
@@ -253,6 +309,13 @@ fn draws<E: Engine>(
         }
     }
     Ok(true)
+}
+
+/// One of two halves of a master.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Upper,
+    Lower,
 }
 
 struct Placed {

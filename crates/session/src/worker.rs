@@ -101,7 +101,9 @@ impl<E: Engine> RankWorker<E> {
         }
         let state = plan.state().clone();
         let types = lowered.param_types(rank);
-        let store = Store::new(&lowered.model, types, &state, ranks, lowered.replica(rank));
+        let split = lowered.settings.precision.split;
+        let store =
+            Store::new(&lowered.model, types, &state, ranks, (lowered.replica(rank), split));
         let settings = lowered.settings.clone();
         let controller = settings.controller.clone();
         let records = Vec::with_capacity(2 * RECORDS);

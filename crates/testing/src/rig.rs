@@ -47,7 +47,7 @@ impl Setup {
     pub fn new(weights: DType) -> Self {
         let wide = weights.accumulator();
         Self {
-            precision: Precision { weights, grads: wide, state: wide },
+            precision: Precision { weights, grads: wide, state: wide, split: false },
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 },
             clip: Some(1.0),
             scaling: None,

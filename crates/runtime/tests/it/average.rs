@@ -127,7 +127,7 @@ impl<E: Engine> Worker<E> {
         let training = TrainingScript {
             world: &world,
             at: RankPlace::default(),
-            precision: Precision { weights: wide, grads: wide, state: wide },
+            precision: Precision { weights: wide, grads: wide, state: wide, split: false },
             optimizer: Optimizer::sgd(0.9),
             clip: None,
             scaling: None,

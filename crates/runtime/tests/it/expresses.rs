@@ -250,7 +250,12 @@ fn devices_hold_stages_of_several_replicas() {
         let training = TrainingScript {
             world: &world,
             at: RankPlace { stage_group, place: 0 },
-            precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },
+            precision: Precision {
+                weights: DType::F64,
+                grads: DType::F64,
+                state: DType::F64,
+                split: false,
+            },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
             scaling: None,

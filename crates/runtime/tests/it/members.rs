@@ -104,7 +104,7 @@ fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit>
     let training = TrainingScript {
         world: &world,
         at: RankPlace::default(),
-        precision: Precision { weights: WIDE, grads: WIDE, state: WIDE },
+        precision: Precision { weights: WIDE, grads: WIDE, state: WIDE, split: false },
         optimizer: Optimizer::sgd(0.0),
         clip: None,
         scaling: None,

@@ -44,13 +44,17 @@ pub(super) fn append(
         };
         let (mesh, members) = updating(unit, training)?;
         let program = update::update(unit, precision, optimizer, go.is_some(), &mesh)?;
-        let stored = b.master.as_ref().map_or(own, held);
-        let mut inputs = vec![stored, held(b.trained())];
-        inputs.extend(b.states.iter().map(held));
+        // Lower halves go beside the weights; whole masters, instead of them.
+        let (lower, master) = match precision.split {
+            true => (b.master.as_ref().map(held), None),
+            false => (None, b.master.as_ref().map(held)),
+        };
+        let mut inputs = vec![master.unwrap_or(own), held(b.trained())];
+        inputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
         inputs.extend([lr, step, coefficient].into_iter().chain(go).map(whole));
-        let mut outputs = vec![b.master.as_ref().map_or(new, held)];
-        outputs.extend(b.states.iter().map(held));
-        outputs.extend(b.master.as_ref().map(|_| new));
+        let mut outputs = vec![master.unwrap_or(new)];
+        outputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
+        outputs.extend(master.map(|_| new));
         let label = format!("update {}", unit.name);
         let program = script.program_of(training.world.library.placed(&program), members);
         push_as(script, &label, program, inputs, &outputs, Some(b.trained().buffer));

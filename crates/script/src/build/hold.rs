@@ -57,7 +57,8 @@ pub struct UnitBuffers {
     pub older: Vec<HeldRange>,
     /// The gradient as the update reads it, if the unit is trained.
     pub gradient: Option<HeldRange>,
-    /// The wide copy that is updated, if weights are narrow.
+    /// The wide copy that is updated, if weights are narrow, or what it has besides them: in u16, the lower
+    /// halves of numbers whose upper halves weights are.
     pub master: Option<HeldRange>,
     /// Moments or momentum; like the wide copy, only where this rank updates the unit.
     pub states: Vec<HeldRange>,
@@ -136,7 +137,7 @@ pub(super) fn buffers(
         }
         let dtype = precision.state;
         let has_master = updates && precision.has_masters();
-        let master = has_master.then(|| keeper.keep(StateKind::Master, dtype));
+        let master = has_master.then(|| keeper.keep(StateKind::Master, precision.masters()));
         let states = (0..optimizer.states()).filter(|_| updates).map(|i| {
             let kind = StateKind::Optimizer(i);
             match optimizer.state_of(i) {

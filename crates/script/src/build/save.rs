@@ -6,17 +6,21 @@
 //! where the disk is slower than a step. A replica has the same script, although another one
 //! writes: the engine's store passes over what is not its own.
 
+use phalanx_ir::DType;
+
 use super::{Action, Buffer, Kind, Lane, Script, Source, State, Tier};
 use crate::key::{BufferKey, StateKey, StateKind};
 
 impl State {
     /// The state that a checkpoint holds: everything that a step reads and does not compute anew.
-    /// Narrow weights follow from their master copies by rounding, and all of a unit from the rank that
-    /// updates it for others.
+    /// Narrow weights follow from their master copies by rounding, unless they are halves of them, and all of a
+    /// unit from the rank that updates it for others.
     pub fn saved(&self) -> impl Iterator<Item = (StateKey, &super::HeldRange)> {
         let units = self.buffers.iter().enumerate();
         units.flat_map(|(unit, buffers)| {
-            let (narrow, updated) = (buffers.master.is_some(), buffers.is_updated());
+            let whole = |master: &super::HeldRange| master.dtype != DType::U16;
+            let (narrow, updated) =
+                (buffers.master.as_ref().is_some_and(whole), buffers.is_updated());
             let kept = buffers.all().filter(move |(kind, _)| match kind {
                 StateKind::Weights => updated && !narrow,
                 StateKind::Gradient => false,

@@ -7,7 +7,7 @@
 mod adafactor;
 
 use phalanx_ir::ops::{
-    Bounds, Collective, CollectiveKind, CompareKind, Decay, MemberScale, MemberSquares, Narrow,
+    Bounds, Collective, CollectiveKind, CompareKind, Decay, MemberScale, MemberSquares,
 };
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor};
 use phalanx_spmd::Share;
@@ -15,8 +15,9 @@ use phalanx_spmd::Share;
 use super::{Optimizer, Precision, ScriptError, Unit};
 use crate::factored::StateOf;
 
-/// Updates what a rank keeps of a unit: inputs w, g, the states, lr, step and clip, and `go` if
-/// steps may change nothing; outputs w, the states and the narrow copy, if there is one.
+/// Updates what a rank keeps of a unit: inputs w, g, lower halves of w if it is split, the states, lr, step and
+/// clip, and `go` if steps may change nothing; outputs w, lower halves, the states and the narrow copy, if there
+/// is one.
 pub(super) fn update(
     unit: &Unit,
     precision: Precision,
@@ -30,7 +31,8 @@ pub(super) fn update(
         Share::Root => unit.whole(dtype, mesh),
         Share::Whole | Share::Shard => unit.updated(dtype, mesh),
     };
-    let w = b.input("w", Role::State, ty(precision.state));
+    let stored = if precision.split { precision.weights } else { precision.state };
+    let w = b.input("w", Role::State, ty(stored));
     let g = b.input("g", Role::Gradient, ty(precision.grads));
     let states: Vec<Tensor<'_>> = (0..optimizer.states())
         .map(|i| {
@@ -43,14 +45,12 @@ pub(super) fn update(
         .collect();
     let [lr, step, clip] = ["lr", "step", "clip"].map(|name| b.scalar(name));
     let go = guarded.then(|| b.scalar("go"));
-    let narrow = match precision.has_masters() {
-        true => Narrow::Copy(precision.weights),
-        false => Narrow::None,
-    };
     let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
+    let lower = |_: ()| b.input("low", Role::State, ty(precision.masters()));
     let mut operands = vec![w, g];
+    operands.extend(precision.split.then_some(()).map(lower));
     operands.extend(states.iter().copied().chain([lr, step, clip]).chain(go));
-    let mut results = match (optimizer, optimizer.op(decays, narrow)) {
+    let mut results = match (optimizer, optimizer.op(decays, precision.narrow())) {
         (Optimizer::Lamb { .. }, Some(op)) => {
             let mut results = b.apply_all(op, &operands);
             results[0] = w - by_trust_ratio(unit, w, results[0]) * lr;

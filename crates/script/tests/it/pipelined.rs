@@ -43,7 +43,8 @@ fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
     let lists = turns.iter().map(Vec::as_slice);
     let stage_groups: Vec<StageGroup<'_>> =
         lists.zip(ranks.iter().map(|r| r.as_slice())).map(stage_group).collect();
-    let plain = Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 };
+    let plain =
+        Precision { weights: DType::F32, grads: DType::F32, state: DType::F32, split: false };
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(model, stage_groups, library).map_err(|error| error.to_string())?;
     let script = |stage_group| {

@@ -10,7 +10,7 @@ use phalanx_script::{
     BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind, StateOf,
 };
 
-use super::{SavedFiles, kind_name, saves};
+use super::{SavedFiles, saves, stored_name};
 use crate::Lowered;
 use crate::planner::Planner;
 use phalanx_error::{Problem, Result};
@@ -43,7 +43,7 @@ impl FilePlan {
         let (mut at, mut placed, mut offsets) = (0_usize, Vec::new(), BTreeMap::new());
         let table = state.script();
         for (key, held) in state.saved().filter(|(key, _)| own.contains(key)) {
-            let kind = kind_name(key.kind, names);
+            let kind = stored_name(key.kind, planner.lowered.settings.precision, names);
             for member in &state.units[key.unit].members {
                 let (elements, first) = held.part(member);
                 if elements.is_empty() {

@@ -24,6 +24,7 @@ mod pipelines;
 mod planted;
 mod played;
 mod replicas;
+mod split;
 mod stages;
 mod support;
 mod sweeps;
