@@ -104,7 +104,7 @@ impl Session {
     }
 
     /// Bytes that up to so many ranks are planned to take on a device that they share: arenas, and the
-    /// workspaces of libraries beside them.
+    /// workspaces of libraries and the next batch beside them.
     pub fn planned_bytes(&self, sharing: usize) -> usize {
         let all = self.arena() + self.known.beside * self.ranks();
         all.min(sharing * (self.rank_arena() + self.known.beside))

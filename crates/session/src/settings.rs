@@ -134,7 +134,7 @@ pub struct MemoryExcess {
     pub all: usize,
     /// For each category: the peak on a rank.
     pub peaks: Vec<(Category, usize)>,
-    /// Bytes of a rank that are workspaces of libraries, outside of its arena.
+    /// Bytes of a rank that are workspaces of libraries and the next batch, outside of its arena.
     pub beside: usize,
 }
 
@@ -223,7 +223,7 @@ impl MemoryExcess {
         let largest = peaks.first().map_or("nothing", |(category, _)| category.name());
         let beside = match self.beside {
             0 => String::new(),
-            beside => format!("; workspaces of libraries take {}", bytes(beside as u64)),
+            beside => format!("; workspaces of libraries and the next batch take {}", bytes(beside as u64)),
         };
         format!("most memory{whose} goes to {largest}: {}{beside}", each.join(", "))
     }

@@ -79,7 +79,7 @@ fn a_gpu_that_cannot_be_used_is_refused_before_the_first_step() {
     train(dir, &all, &[("STAND_IN_MEMORY", "30000000")]).refused(&[
         "the plan takes",
         "the GPU has",
-        "workspaces of libraries take 32.0 MiB",
+        "workspaces of libraries and the next batch take 36.0 MiB",
     ]);
 }
 
