@@ -124,7 +124,8 @@ impl Checkpoint {
     pub fn params(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.index.iter().filter_map(|(name, kinds)| {
             // Other kinds may have shapes of their own.
-            let (_, placed) = kinds.get(&(FULL.to_owned(), 0))?.first()?;
+            let entries = [FULL, UPPER].iter().find_map(|kind| kinds.get(&((*kind).to_owned(), 0)));
+            let (_, placed) = entries?.first()?;
             Some((name.as_str(), &placed.entry.block.shape[..]))
         })
     }

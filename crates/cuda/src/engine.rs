@@ -70,9 +70,10 @@ pub struct CudaEngine {
     attention: Option<AttentionLibrary>,
     attention_plans: HashMap<FusedShape, Option<Arc<AttentionPlan>>>,
     attention_workspace: Option<DeviceMemory>,
-    arenas: Arenas,
+    /// Before the arenas, which copies may still use.
     copies: Copies,
     ahead: Ahead,
+    arenas: Arenas,
     /// Where kernels report bad ids, and the programs and operands by number.
     fault: PinnedMemory,
     sites: Vec<(String, &'static str)>,
@@ -273,7 +274,7 @@ impl Engine for CudaEngine {
         self.events += 1;
         let event = Event(self.events);
         self.timing.issue(event);
-        // Everything else is on the same stream, so it comes before this.
+        // Everything else is on the engine's stream, so it comes before this.
         after.iter().try_for_each(|&event| self.finish(event))?;
         if lane != Lane::Compute && self.copies_beside(kernel, args) {
             self.copy_beside(event, args, &kernel.name)?;
@@ -318,6 +319,7 @@ impl Engine for CudaEngine {
 
     fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
         self.device.enter()?;
+        into.holds(bytes.len())?;
         Ok(self.ahead.fetch(into, bytes)?)
     }
 

@@ -236,10 +236,15 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
         let help = "parts are F, B, W, BW for both, or FBW for all at once".to_owned();
         return refuse(line, format!("unknown part `{letters}`"), help);
     };
-    // How many updates an earlier step has made is not bounded by the table.
     let earlier = cell("version").filter(|_| head.contains(&"round"));
     let earlier = earlier.and_then(|text| text.strip_prefix('-')?.parse::<u32>().ok());
     let version = match earlier {
+        // Each stage has a turn, and none is more updates late than there are stages.
+        Some(before) if before as usize > most => {
+            let help =
+                format!("the table has {}\n  nearest that work: -{most}", counted(most, "turn"));
+            return refuse(line, format!("version -{before} is too old"), help);
+        }
         Some(before) => -i64::from(before),
         None => number("version")?.unwrap_or(0) as i64,
     };

@@ -223,7 +223,10 @@ impl MemoryExcess {
         let largest = peaks.first().map_or("nothing", |(category, _)| category.name());
         let beside = match self.beside {
             0 => String::new(),
-            beside => format!("; workspaces of libraries and the next batch take {}", bytes(beside as u64)),
+            beside => format!(
+                "; workspaces of libraries and the next batch take {}",
+                bytes(beside as u64)
+            ),
         };
         format!("most memory{whose} goes to {largest}: {}{beside}", each.join(", "))
     }

@@ -19,6 +19,11 @@ use phalanx_session::{
 pub trait Batches {
     /// Gives the next batch to `run`, once.
     fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()>;
+
+    /// Whether a batch may be read before its step, and be lost if that step is never taken.
+    fn may_be_read_ahead(&self) -> bool {
+        false
+    }
 }
 
 impl Batches for Loader {
@@ -26,6 +31,10 @@ impl Batches for Loader {
         let batch = self.next_batch();
         let batch = batch.map_err(|e| Error::failed(e.diagnostic().into()))?;
         with_step_data(batch, run)
+    }
+
+    fn may_be_read_ahead(&self) -> bool {
+        true
     }
 }
 
@@ -125,7 +134,7 @@ fn take_one(
     rate: impl Fn(usize) -> f64,
 ) -> Result<(Vec<Measured>, Duration)> {
     let (mut results, mut time) = (Vec::new(), Duration::ZERO);
-    let ahead = step < last && session.looks_ahead();
+    let ahead = step < last && session.looks_ahead() && batches.batches.may_be_read_ahead();
     batches.with_two(ahead, &mut |data, next| {
         let next = next.map(|next| (next, rate(step + 1)));
         let begun = Instant::now();
@@ -162,7 +171,8 @@ fn take_block(
 /// Batches of which the one after the next may be wanted too.
 struct LookAhead<'a> {
     batches: &'a mut dyn Batches,
-    next: Option<OwnedStep>,
+    /// What could not be read is said when its step is due.
+    next: Option<Result<OwnedStep>>,
 }
 
 impl LookAhead<'_> {
@@ -176,12 +186,12 @@ impl LookAhead<'_> {
             return self.with_next(&mut |data| run(data, None));
         }
         let now = match self.next.take() {
-            Some(now) => now,
+            Some(now) => now?,
             None => self.read()?,
         };
-        let after = self.read()?;
-        let next = self.next.insert(after);
-        now.with(|data| run(data, Some(next)))
+        let after = self.read();
+        let next = self.next.insert(after).as_ref().ok();
+        now.with(|data| run(data, next))
     }
 
     fn read(&mut self) -> Result<OwnedStep> {
@@ -197,7 +207,7 @@ impl LookAhead<'_> {
 impl Batches for LookAhead<'_> {
     fn with_next(&mut self, run: &mut dyn FnMut(&StepData<'_>) -> Result<()>) -> Result<()> {
         match self.next.take() {
-            Some(next) => next.with(run),
+            Some(next) => next?.with(run),
             None => self.batches.with_next(run),
         }
     }

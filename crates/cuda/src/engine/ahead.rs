@@ -62,11 +62,13 @@ impl Ahead {
         if into.tier != Tier::Device || bytes.is_empty() {
             return Ok(());
         }
-        // What is placed again was not uploaded as it was expected.
-        if self.pieces.is_empty() || self.pieces.iter().any(|piece| piece.into == into) {
+        // What is fetched again was not uploaded as it was expected.
+        self.pieces.retain(|piece| piece.into != into);
+        let room = bytes.len().next_multiple_of(PIECE);
+        if self.pieces.is_empty() || self.bytes() < self.used + room {
             self.begin()?;
         }
-        let end = (self.used + bytes.len()).next_multiple_of(PIECE);
+        let end = self.used + room;
         if self.bytes() < end {
             return Ok(());
         }

@@ -34,6 +34,7 @@ pub(super) fn update(
     let stored = if precision.split { precision.weights } else { precision.state };
     let w = b.input("w", Role::State, ty(stored));
     let g = b.input("g", Role::Gradient, ty(precision.grads));
+    let lower = precision.split.then(|| b.input("low", Role::State, ty(precision.masters())));
     let states: Vec<Tensor<'_>> = (0..optimizer.states())
         .map(|i| {
             let of = match optimizer.state_of(i) {
@@ -46,9 +47,8 @@ pub(super) fn update(
     let [lr, step, clip] = ["lr", "step", "clip"].map(|name| b.scalar(name));
     let go = guarded.then(|| b.scalar("go"));
     let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
-    let lower = |_: ()| b.input("low", Role::State, ty(precision.masters()));
     let mut operands = vec![w, g];
-    operands.extend(precision.split.then_some(()).map(lower));
+    operands.extend(lower);
     operands.extend(states.iter().copied().chain([lr, step, clip]).chain(go));
     let mut results = match (optimizer, optimizer.op(decays, precision.narrow())) {
         (Optimizer::Lamb { .. }, Some(op)) => {

@@ -47,7 +47,12 @@ fn state(session: &mut Session) -> BTreeMap<String, Bits> {
 
 #[test]
 fn halves_are_updated_as_whole_masters_are() {
-    for (optimizer, more) in [("adamw", "parallel.zero=0"), ("adamw", "parallel.zero=2")] {
+    for (optimizer, more) in [
+        ("adamw", "parallel.zero=0"),
+        ("adamw", "parallel.zero=2"),
+        ("adam", "parallel.zero=1"),
+        ("adamw", "parallel.zero=3"),
+    ] {
         let sets = [format!("optim.kind={optimizer}"), "parallel.dp=2".to_owned(), more.to_owned()];
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         let [whole, split] =
