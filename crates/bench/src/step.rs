@@ -117,15 +117,16 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
         let batch = random_batch(config, step as u64);
         corpus::with_step_data(&batch, OwnedStep::new)
     };
+    let mut next = own(1);
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
             before = Usage::of(&mut session)?;
             allocated = counts();
         }
-        let (batch, next) = (own(step), own(step + 1));
-        let next = Some((&next, rate.at(step + 1)));
+        let batch = std::mem::replace(&mut next, own(step + 1));
+        let ahead = session.looks_ahead().then_some((&next, rate.at(step + 1)));
         let begun = Instant::now();
-        batch.with(|data| session.step_before(data, rate.at(step), next))?;
+        batch.with(|data| session.step_before(data, rate.at(step), ahead))?;
         if step > WARM_UP {
             times.push(begun.elapsed().as_secs_f64());
         }

@@ -93,6 +93,23 @@ impl Arenas {
         Ok(())
     }
 
+    /// Copies a piece of an arena to another place, in the order of a stream.
+    ///
+    /// # Safety
+    /// Both places are this call's to use, in the order of the stream.
+    pub(super) unsafe fn copy(
+        &self,
+        stream: &Stream,
+        from: Span,
+        into: Span,
+        label: &str,
+    ) -> Result<(), EngineError> {
+        into.holds(from.bytes)?;
+        let (at, to) = (self.address(from)?, self.address(into)?);
+        // SAFETY: the caller's; both lie in arenas, which the GPU can address.
+        unsafe { stream.copy(at, to, from.bytes) }.map_err(|error| error.during(label))
+    }
+
     pub(super) fn clear(&self, stream: &Stream, span: Span) -> Result<(), EngineError> {
         let to = self.address(span)?;
         match span.tier {

@@ -74,8 +74,6 @@ impl CudaEngine {
         label: &str,
     ) -> Result<(), EngineError> {
         let (from, into) = (args.inputs[0], args.outputs[0].span);
-        into.holds(from.bytes)?;
-        let (at, to) = (self.arenas.address(from)?, self.arenas.address(into)?);
         let copies = &mut self.copies;
         let end = match copies.free.pop() {
             Some(mark) => mark,
@@ -85,10 +83,8 @@ impl CudaEngine {
         copies.issued.record(&self.stream)?;
         copies.issued.hold(stream)?;
         let begun = self.timing.mark(event, stream)?;
-        // SAFETY: both places lie in arenas, which the GPU can address, and are this call's to use
-        // between what its call waits for and what waits for it.
-        let copied = unsafe { stream.copy(at, to, from.bytes) };
-        copied.map_err(|error| error.during(label))?;
+        // SAFETY: both places are this call's to use between what it waits for and what waits for it.
+        unsafe { self.arenas.copy(stream, from, into, label)? };
         self.timing.keep(event, begun, stream)?;
         end.record(stream)?;
         copies.open.push((event, end));

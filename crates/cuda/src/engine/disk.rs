@@ -19,14 +19,8 @@ impl CudaEngine {
                 self.arenas.read(&self.stream, from, &mut bytes)?;
                 store.write(into.offset, &bytes).map_err(failed)
             }
-            _ => {
-                into.holds(from.bytes)?;
-                let (at, to) = (self.arenas.address(from)?, self.arenas.address(into)?);
-                // SAFETY: both places lie in arenas, which the GPU can address, and are this
-                // call's to use in the order of the stream.
-                let copied = unsafe { self.stream.copy(at, to, from.bytes) };
-                copied.map_err(|error| error.during(label))
-            }
+            // SAFETY: both places are this call's to use in the order of the stream.
+            _ => unsafe { self.arenas.copy(&self.stream, from, into, label) },
         }
     }
 }
