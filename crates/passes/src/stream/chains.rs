@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use phalanx_ir::ops::{Collective, CollectiveKind, Matmul};
 use phalanx_ir::{Axis, Graph, Op, Program, TensorType, ValueId};
 
+use super::order::ordered;
+
 /// Products that are added to each other, along one letter each.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Chain {
@@ -17,12 +19,6 @@ pub(super) struct Chain {
     pub(super) blocks: usize,
     /// How many of them are not padding alone.
     pub(super) steps: usize,
-}
-
-/// Chains that go through their blocks together, before an instruction.
-pub(super) struct Together {
-    pub(super) at: usize,
-    pub(super) chains: Vec<Chain>,
 }
 
 /// How the results of steps become one.
@@ -84,15 +80,14 @@ impl Chain {
 
 /// Chains of products, those together that share a gathered value. No gathered value is brought here
 /// twice: one that anything else reads stays gathered.
-pub(super) fn clusters(program: &Program, graph: &Graph<'_>, axes: &[Axis]) -> Vec<Together> {
+pub(super) fn clusters(program: &Program, graph: &Graph<'_>, axes: &[Axis]) -> Vec<Vec<Chain>> {
     let mut kept = BTreeSet::new();
     loop {
         let finder = Finder { program, graph, axes, kept: &kept };
         let clusters = finder.grouped(finder.chains());
         let shared = finder.shared(&clusters);
         if shared.is_empty() {
-            let placed = |chains: Vec<Chain>| Together { at: finder.place(chains.iter()), chains };
-            return clusters.into_iter().map(placed).collect();
+            return clusters;
         }
         kept.extend(shared);
     }
@@ -278,54 +273,33 @@ impl Finder<'_> {
         fits.then(|| Fold::Scatter { at, dim, axes: axes.clone() })
     }
 
-    /// Chains that share a gathered value, where there is a place at which all their operands are there
-    /// and nothing has read a result yet.
+    /// Chains that share a gathered value, where none of them needs a result of another.
     fn grouped(&self, chains: Vec<Chain>) -> Vec<Vec<Chain>> {
         let mut clusters: Vec<Vec<Chain>> = Vec::new();
         for chain in chains {
-            let phase = |chain: &Chain| self.program.instrs()[chain.last()].phase;
-            let joins = |cluster: &&mut Vec<Chain>| {
-                let values: BTreeSet<ValueId> = cluster.iter().flat_map(Chain::gathered).collect();
-                let alike = |other: &Chain| {
-                    phase(other) == phase(&chain)
-                        && (other.blocks, other.steps) == (chain.blocks, chain.steps)
-                };
-                let both = || cluster.iter().chain([&chain]);
-                chain.gathered().any(|value| values.contains(&value))
-                    && cluster.iter().all(alike)
-                    && both().all(|c| self.ready(c) <= self.place(both()))
-            };
-            match clusters.iter_mut().find(joins) {
-                Some(cluster) => cluster.push(chain),
+            let joined = (0..clusters.len()).filter(|&at| self.alike(&clusters[at], &chain));
+            let joined = joined.map(|at| {
+                let mut joined = clusters.clone();
+                joined[at].push(chain.clone());
+                joined
+            });
+            let possible = |all: &Vec<Vec<Chain>>| ordered(self.program, self.graph, all).is_some();
+            let found = joined.into_iter().find(possible);
+            match found {
+                Some(joined) => clusters = joined,
                 None => clusters.push(vec![chain]),
             }
         }
         clusters
     }
 
-    /// The first instruction before which all operands of a chain exist.
-    fn ready(&self, chain: &Chain) -> usize {
-        let operands = chain.products.iter().flat_map(|product| &product.operands);
-        let values = operands.map(|operand| match operand {
-            Operand::Free(value) | Operand::Whole { value, .. } => *value,
-            Operand::Gathered { own, .. } => *own,
-        });
-        let makers = values.chain(chain.addend).filter_map(|value| self.graph.maker(value));
-        makers.max().map_or(0, |maker| maker + 1)
-    }
-
-    /// Before which instruction chains are done: their last product, or what reads a result first.
-    fn place<'c>(&self, chains: impl Iterator<Item = &'c Chain> + Clone) -> usize {
-        let last = chains.clone().map(Chain::last).max().unwrap_or(0);
-        chains.map(|chain| self.first_reader(chain)).fold(last, usize::min)
-    }
-
-    fn first_reader(&self, chain: &Chain) -> usize {
-        let value = match chain.fold {
-            Fold::Scatter { at, .. } => self.program.instrs()[at].outputs[0],
-            Fold::Add | Fold::Place { .. } => chain.result(self.program),
-        };
-        self.graph.readers(value).first().copied().unwrap_or(usize::MAX)
+    /// Whether a chain reads a gathered value of others, in the same phase and the same steps.
+    fn alike(&self, cluster: &[Chain], chain: &Chain) -> bool {
+        let phase = |chain: &Chain| self.program.instrs()[chain.last()].phase;
+        let of = |chain: &Chain| (phase(chain), chain.blocks, chain.steps);
+        let values: BTreeSet<ValueId> = cluster.iter().flat_map(Chain::gathered).collect();
+        chain.gathered().any(|value| values.contains(&value))
+            && cluster.iter().all(|other| of(other) == of(chain))
     }
 
     /// Gathered values that are read outside the cluster that would bring them block by block.

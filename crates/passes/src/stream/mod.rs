@@ -11,6 +11,7 @@
 //! It runs on the joint graph, so that a recomputed clone has the same steps and the same bits.
 
 mod chains;
+mod order;
 mod products;
 mod ring;
 mod scored;

@@ -13,27 +13,23 @@
 use phalanx_ir::ops::{Cast, Collective, CollectiveKind, Fill, Matmul};
 use phalanx_ir::{Axis, Graph, Op, Phase, Program, Rewriter, TensorType, ValueId};
 
-use super::chains::{Chain, Fold, Operand, Product, Together, clusters};
+use super::chains::{Chain, Fold, Operand, Product, clusters};
+use super::order::{Item, ordered};
 
 /// Turns products whose operands or results are gathered or scattered over these axes into steps.
 pub(super) fn stream_products(program: &Program, axes: &[Axis]) -> Program {
     let graph = Graph::new(program);
     let clusters = clusters(program, &graph, axes);
+    let order = ordered(program, &graph, &clusters).expect("clusters were found to be possible");
     let mut rewriter = Rewriter::new(program);
-    let mut gone = vec![false; program.instrs().len()];
-    for chain in clusters.iter().flat_map(|cluster| &cluster.chains) {
-        chain.products.iter().for_each(|product| gone[product.at] = true);
-        if let Fold::Scatter { at, .. } = chain.fold {
-            gone[at] = true;
-        }
-    }
-    for (index, gone) in gone.into_iter().enumerate() {
-        for Together { chains, .. } in clusters.iter().filter(|cluster| cluster.at == index) {
-            let phase = program.instrs()[chains[0].last()].phase;
-            Cluster { program, chains, phase }.emit(&mut rewriter);
-        }
-        if !gone {
-            rewriter.keep(index);
+    for item in order {
+        match item {
+            Item::Keep(index) => rewriter.keep(index),
+            Item::Cluster(number) => {
+                let chains = &clusters[number];
+                let phase = program.instrs()[chains[0].last()].phase;
+                Cluster { program, chains, phase }.emit(&mut rewriter);
+            }
         }
     }
     rewriter.finish()
@@ -233,9 +229,13 @@ impl Blocks<'_> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_ir::{Axis, Program};
+    use phalanx_ir::{Axis, Program, verify};
 
     use crate::testing::check_on;
+
+    fn read(lines: &str) -> Program {
+        crate::testing::read(&format!("mesh tp=2\nprogram p {{\n{lines}\n}}\n"))
+    }
 
     fn over(program: &Program, axes: &[&str]) -> Program {
         let axes: Vec<Axis> = axes.iter().map(|axis| Axis::new(axis).unwrap()).collect();
@@ -326,5 +326,72 @@ mod tests {
             %3 = tanh(%2) : f32[2,4,8]{2:tp}
             %5 = mul(%3, %4) : f32[2,4,8]{2:tp}",
         );
+    }
+
+    /// Two products read one gathered value, and the second also reads the first one's result: it starts
+    /// when that is whole.
+    #[test]
+    fn a_product_of_anothers_result_does_not_go_with_it() {
+        let result = over(
+            &read(
+                "
+            x: boundary f32[4,6]{0:tp}
+            w: param f32[6,8]{1:tp}
+            %1 = all_gather<tp>(x, dim=0) : f32[4,6]
+            %2 = matmul(%1, w, spec=sk,ke->se, out=f32, add=false) : f32[4,8]{1:tp}
+            %3 = matmul(%1, %2, spec=sk,se->ke, out=f32, add=false) : f32[6,8]{1:tp}
+            return y: boundary %3",
+            ),
+            &["tp"],
+        );
+        verify(&result).unwrap();
+        // The gathered value would be brought here twice, so it stays.
+        assert!(result.to_string().contains("all_gather<tp>(x, dim=0)"), "{result}");
+    }
+
+    /// Two pairs of products, each with its own gathered value: the second of one pair reads what the
+    /// first of the other makes, and the other way round. They cannot all go together.
+    #[test]
+    fn clusters_that_would_need_each_other_do_not_form() {
+        let text = "
+            x: boundary f32[4,6]{0:tp}
+            z: boundary f32[4,6]{0:tp}
+            w: param f32[6,6]
+            %1 = all_gather<tp>(x, dim=0) : f32[4,6]
+            %2 = all_gather<tp>(z, dim=0) : f32[4,6]
+            %3 = matmul(%1, w, spec=sk,ke->se, out=f32, add=false) : f32[4,6]
+            %4 = matmul(%2, w, spec=sk,ke->se, out=f32, add=false) : f32[4,6]
+            %5 = tanh(%3) : f32[4,6]
+            %6 = tanh(%4) : f32[4,6]
+            %7 = matmul(%2, %5, spec=sk,se->ke, out=f32, add=false) : f32[6,6]
+            %8 = matmul(%1, %6, spec=sk,se->ke, out=f32, add=false) : f32[6,6]
+            return y: boundary %7
+            return u: boundary %8";
+        let result = over(&read(text), &["tp"]);
+        verify(&result).unwrap();
+        let gathers = result.to_string().matches("all_gather").count();
+        assert_eq!(gathers, 1, "one pair goes together:\n{result}");
+    }
+
+    /// A cluster whose operand is made after its first result is read, by another cluster that comes late.
+    #[test]
+    fn a_cluster_waits_for_the_one_that_it_reads() {
+        let text = "
+            x: boundary f32[4,6]{0:tp}
+            z: boundary f32[4,6]{0:tp}
+            w: param f32[6,6]
+            %1 = all_gather<tp>(x, dim=0) : f32[4,6]
+            %2 = all_gather<tp>(z, dim=0) : f32[4,6]
+            %3 = matmul(%1, w, spec=sk,ke->se, out=f32, add=false) : f32[4,6]
+            %4 = matmul(%2, w, spec=sk,ke->se, out=f32, add=false) : f32[4,6]
+            %5 = tanh(%3) : f32[4,6]
+            %6 = matmul(%1, %4, spec=sk,se->ke, out=f32, add=false) : f32[6,6]
+            %7 = matmul(%2, w, spec=sk,ke->se, out=f32, add=false) : f32[4,6]
+            return y: boundary %5
+            return u: boundary %6
+            return v: boundary %7";
+        let result = over(&read(text), &["tp"]);
+        verify(&result).unwrap();
+        assert!(!result.to_string().contains("all_gather"), "{result}");
     }
 }
