@@ -44,33 +44,42 @@ struct Span {
 fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
     let graph = Graph::new(program);
     let instrs = program.instrs();
-    (instrs.iter().enumerate())
-        .map(|(index, instr)| {
-            let collective = moving(instr).filter(|_| in_blocks(program, instr))?;
-            // A collective right after another one must wait for it anyway.
-            let maker = graph.maker(instr.inputs[0]);
-            let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
-            let made = maker.map_or(0, |m| m + 1);
-            let onward = follows && turns(instr) && maker.is_some_and(|m| turns(&instrs[m]));
-            let step = is_block(instr).then(|| step_before(instrs, index)).flatten();
-            let earliest = match (onward, follows) {
-                // A block is put into what the one before it was put into.
-                _ if instr.inputs.len() > 1 => index,
-                // The blocks of a step are on their way while the step before it is computed.
-                _ if step.is_some() => made.max(step.unwrap_or(index)),
-                // Blocks go on as soon as they are here, beside what is computed with them.
-                (true, _) => {
-                    graph.readers(instr.inputs[0]).first().map_or(index, |&r| r.min(index))
-                }
-                (false, true) => index,
-                (false, false) => made.max(index.saturating_sub(ahead)),
-            };
-            let read = graph.readers(instr.outputs[0]).first().copied().unwrap_or(instrs.len());
-            let between = (earliest..read).filter(|&i| i != index);
-            let worth = between.into_iter().any(|i| computes(&instrs[i]));
-            (worth && !collective.start).then_some(Span { start: earliest, done: read })
-        })
-        .collect()
+    let mut spans: Vec<Option<Span>> = vec![None; instrs.len()];
+    // What reads a result may itself start early, so readers come first.
+    for (index, instr) in instrs.iter().enumerate().rev() {
+        let Some(start) = earliest(program, &graph, index, ahead) else { continue };
+        let begins = |&reader: &usize| spans[reader].map_or(reader, |span| span.start);
+        let readers = graph.readers(instr.outputs[0]).iter();
+        let done = readers.map(begins).min().unwrap_or(instrs.len());
+        let mut between = (start..done).filter(|&i| i != index);
+        if between.any(|i| computes(&instrs[i])) {
+            spans[index] = Some(Span { start, done });
+        }
+    }
+    spans
+}
+
+/// Before which instruction a collective can start, if it can be split.
+fn earliest(program: &Program, graph: &Graph<'_>, index: usize, ahead: usize) -> Option<usize> {
+    let instrs = program.instrs();
+    let instr = &instrs[index];
+    moving(instr).filter(|_| in_blocks(program, instr))?;
+    // A collective right after another one must wait for it anyway.
+    let maker = graph.maker(instr.inputs[0]);
+    let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
+    let made = maker.map_or(0, |m| m + 1);
+    let onward = follows && turns(instr) && maker.is_some_and(|m| turns(&instrs[m]));
+    let step = is_block(instr).then(|| step_before(instrs, index)).flatten();
+    Some(match (onward, follows) {
+        // A block is put into what the one before it was put into.
+        _ if instr.inputs.len() > 1 => index,
+        // The blocks of a step are on their way while the step before it is computed.
+        _ if step.is_some() => made.max(step.unwrap_or(index)),
+        // Blocks go on as soon as they are here, beside what is computed with them.
+        (true, _) => graph.readers(instr.inputs[0]).first().map_or(index, |&r| r.min(index)),
+        (false, true) => index,
+        (false, false) => made.max(index.saturating_sub(ahead)),
+    })
 }
 
 /// The collective of an instruction, if it moves data between ranks and is not already split.
@@ -238,5 +247,23 @@ mod tests {
             %3 = tanh(%2) : f32[4,8]
             return y: boundary %3";
         check_unchanged("dp=2", text, |p| overlap(p, 8));
+    }
+
+    /// What a block is taken of was itself on its way: it is there when the block starts.
+    #[test]
+    fn a_started_block_waits_for_the_collective_that_made_it() {
+        let before = "
+            x: boundary f32[4,8]{P:c 1:r}
+            v: param f32[8,4]
+            w: boundary f32[4,8]{1:r}
+            %1 = all_reduce<c>(x) : f32[4,8]{1:r}
+            %2 = broadcast_block<r>(w, dim=1, block=0) : f32[4,4]
+            %3 = matmul(%2, v, spec=ay,zy->az, out=f32, add=false) : f32[4,8]
+            %4 = broadcast_block<r>(%1, dim=1, block=1) : f32[4,4]
+            %5 = add(%2, %4) : f32[4,4]
+            return y: boundary %3
+            return z: boundary %5";
+        let program = crate::testing::read(&format!("mesh r=2 c=2\nprogram p {{\n{before}\n}}\n"));
+        phalanx_ir::verify(&overlap(&program, 4)).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use phalanx_autodiff::{Joint, Recompute, slice};
 use phalanx_comm::Communicator;
 use phalanx_engine::Engine;
-use phalanx_ir::{Program, Role, verify};
-use phalanx_passes::{common, dead_code, fold_add, fuse, sort_free};
+use phalanx_ir::{Axis, Program, Role, verify};
+use phalanx_passes::{common, dead_code, fold_add, fuse, overlap, sort_free, stream};
 use phalanx_reference::RefTensor;
 
 use crate::cases::numbers;
@@ -18,17 +18,19 @@ type Numbers = BTreeMap<String, RefTensor>;
 
 const TOLERANCE: f64 = 1e-10;
 
-/// Compares them on simulated ranks, as one program and split into phases.
+/// Compares them on simulated ranks, as one program and split into phases, gathered and block by block.
 pub fn on_simulated_ranks(whole: &Joint, parts: &Joint, seed: u64) -> Result<(), String> {
     let inputs = numbers(&whole.program, seed);
     let expected = interpreted(&whole.program, &inputs)?;
     let cut = slice(parts, Recompute::None);
     let full = slice(parts, Recompute::Full);
+    let blocks = slice(&Joint::from(in_blocks(&parts.program)), Recompute::Full);
     for programs in [
         vec![&parts.program],
         vec![&cut.f, &cut.bw],
         vec![&cut.f, &cut.b, &cut.w],
         vec![&full.f, &full.bw],
+        vec![&blocks.f, &blocks.b, &blocks.w],
     ] {
         let found = chain(&programs, &inputs)?;
         same(&found, &expected, TOLERANCE).map_err(|e| format!("{}: {e}", programs[0].name))?;
@@ -39,7 +41,11 @@ pub fn on_simulated_ranks(whole: &Joint, parts: &Joint, seed: u64) -> Result<(),
 /// Compares them on simulated ranks that have a bug.
 pub fn with_bug(whole: &Joint, parts: &Joint, seed: u64, bug: Bug) -> Result<(), String> {
     let inputs = numbers(&whole.program, seed);
-    match run_with(&parts.program, &inputs, bug) {
+    let program = match bug.is_of_streams() {
+        true => in_blocks(&parts.program),
+        false => parts.program.clone(),
+    };
+    match run_with(&program, &inputs, bug) {
         None => Ok(()),
         Some(found) => same(&found?, &interpreted(&whole.program, &inputs)?, TOLERANCE),
     }
@@ -62,15 +68,18 @@ where
 {
     let inputs = numbers(&whole.program, seed);
     let expected = interpreted(&whole.program, &inputs)?;
-    let passed = fuse(&sort_free(&dead_code(&fold_add(&common(&parts.program)))));
+    let folded = fold_add(&common(&parts.program));
+    let passed = fuse(&sort_free(&dead_code(&folded)));
     verify(&passed).map_err(|e| e.to_string())?;
+    let streamed = streamed(&folded)?;
     let mut run = |program: &Program| -> Result<Numbers, String> {
         let given: Vec<RefTensor> =
             program.inputs().iter().map(|p| inputs[&p.name].clone()).collect();
         let found = ranks.run(program, &given, None)?;
         Ok(program.outputs().iter().map(|p| p.name.clone()).zip(found).collect())
     };
-    for (what, program) in [("as emitted", &parts.program), ("after passes", &passed)] {
+    let forms = [("as emitted", &parts.program), ("after passes", &passed)];
+    for (what, program) in forms.into_iter().chain(streamed.iter().map(|p| ("in blocks", p))) {
         let found = run(program).map_err(|e| format!("{what}: {e}"))?;
         if same(&found, &expected, TOLERANCE).is_ok() {
             continue;
@@ -81,6 +90,26 @@ where
         same(&found, &expected, tolerance).map_err(|e| format!("{what}: {e}"))?;
     }
     Ok(())
+}
+
+/// The program whose products and attentions go block by block over every axis.
+fn in_blocks(program: &Program) -> Program {
+    let axes: Vec<Axis> = program.mesh().axes().map(|(axis, _)| axis).collect();
+    stream(program, &axes)
+}
+
+/// How many instructions early collectives start in what [`on_threads`] runs block by block.
+const AHEAD: usize = 4;
+
+/// The same as scripts run it, if anything goes block by block.
+fn streamed(folded: &Program) -> Result<Option<Program>, String> {
+    let blocks = in_blocks(folded);
+    if blocks == *folded {
+        return Ok(None);
+    }
+    let program = overlap(&fuse(&sort_free(&dead_code(&blocks))), AHEAD);
+    verify(&program).map_err(|e| format!("in blocks: {e}"))?;
+    Ok(Some(program))
 }
 
 fn interpreted(program: &Program, inputs: &Numbers) -> Result<Numbers, String> {

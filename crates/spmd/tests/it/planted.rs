@@ -8,7 +8,7 @@ use phalanx_testing::checks::with_bug;
 
 /// Every bug, within how many cases it must be found, and how many instructions the forward program
 /// of the smallest case may have.
-const BUGS: [(Bug, usize, usize); 25] = [
+const BUGS: [(Bug, usize, usize); 28] = [
     (Bug::GatherOrder, 10, 1),
     (Bug::ScatterOrder, 10, 1),
     (Bug::ExchangeOrder, 10, 1),
@@ -35,6 +35,9 @@ const BUGS: [(Bug, usize, usize); 25] = [
     (Bug::MergedAxesReversed, 10, 1),
     (Bug::WrongPartOfAxis, 20, 3),
     (Bug::StaleLayout, 20, 3),
+    (Bug::BlockTwice, 20, 10),
+    (Bug::BlockElsewhere, 10, 1),
+    (Bug::BlockMisplaced, 20, 10),
 ];
 
 /// The first of so many cases that finds a bug.

@@ -60,7 +60,8 @@ pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, RefTensor> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_ir::OpDef;
+    use phalanx_ir::{Axis, OpDef};
+    use phalanx_passes::stream;
 
     use super::*;
 
@@ -76,6 +77,9 @@ mod tests {
             ran += 1;
             let types = parts.program.values();
             let has = |name: &str| case.forward.instrs().iter().any(|i| i.op.name() == name);
+            let axes: Vec<Axis> = case.mesh.axes().map(|(axis, _)| axis).collect();
+            let blocks = stream(&parts.program, &axes).to_string();
+            let in_blocks = |name: &str| blocks.contains(&format!("= {name}<"));
             let corners = [
                 ("eight ranks", case.mesh.ranks() == 8),
                 ("three axes", case.mesh.axes().count() == 3),
@@ -88,6 +92,7 @@ mod tests {
                 ("a loss", case.forward.output_named("loss").is_some()),
                 ("a rotation", has("rotary")),
                 ("parts put together", has("concat")),
+                ("products in blocks", in_blocks("broadcast_block") || in_blocks("reduce_block")),
             ];
             for (corner, is) in corners {
                 *seen.entry(corner).or_default() += usize::from(is);

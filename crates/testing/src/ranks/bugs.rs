@@ -64,9 +64,20 @@ pub enum Bug {
     WrongPartOfAxis,
     /// A reader gets the value in the layout from before a reshard.
     StaleLayout,
+    /// A step of a stream brings the block of the step before it once more.
+    BlockTwice,
+    /// The block of a step is summed on the rank that keeps the next one.
+    BlockElsewhere,
+    /// The block of a step is put where that of the first one belongs.
+    BlockMisplaced,
 }
 
 impl Bug {
+    /// Whether it is in what products do block by block.
+    pub fn is_of_streams(self) -> bool {
+        matches!(self, Bug::BlockTwice | Bug::BlockElsewhere | Bug::BlockMisplaced)
+    }
+
     /// A program that has the bug, or nothing if there is no place for it. Bugs that are in how
     /// programs are run leave every program as it is.
     pub(super) fn planted_in(self, program: &Program) -> Option<Program> {

@@ -67,9 +67,11 @@ impl Exchange<'_> {
                 self.blocks[group[(place + 1) % group.len()]].clone()
             }
             CollectiveKind::BroadcastBlock { block, .. } => {
+                let block = block - usize::from(self.has(Bug::BlockTwice)).min(block);
                 self.blocks[self.members(rank, c)[block]].clone()
             }
             CollectiveKind::ReduceBlock { block, .. } => {
+                let block = (block + usize::from(self.has(Bug::BlockElsewhere))) % n;
                 match (self.mesh.shard(rank, &c.axes) == block, self.rest) {
                     (true, _) => self.sum(&self.members(rank, c)),
                     (false, Some(rest)) => rest[rank].clone(),
@@ -79,6 +81,7 @@ impl Exchange<'_> {
             CollectiveKind::TakeBlock { dim, block, of } => own.cut(dim, of, block)?,
             CollectiveKind::PutBlock { dim, block, of } => {
                 let rest = self.rest.ok_or("there is nothing to put a block into")?;
+                let block = if self.has(Bug::BlockMisplaced) { 0 } else { block };
                 let part = |at: usize| match at == block {
                     true => Ok(own.clone()),
                     false => rest[rank].cut(dim, of, at),

@@ -44,12 +44,13 @@ fn any_size_does_what_one_rank_does() {
     }
 }
 
-/// Four by four ranks, with as many key heads as columns and with fewer.
+/// Four by four ranks, with as many key heads as columns and with fewer, block by block and gathered.
 #[test]
 fn a_larger_square() {
-    for kv_heads in [4, 2, 1] {
+    for (kv_heads, stream) in [(4, true), (4, false), (2, true), (1, false)] {
         let kv = format!("model.kv_heads={kv_heads}");
-        let sets = ["parallel.tp_kind=2d", "parallel.tp=16", &kv];
+        let stream = format!("parallel.stream={stream}");
+        let sets = ["parallel.tp_kind=2d", "parallel.tp=16", &kv, &stream];
         agrees(&format!("{kv_heads} key heads"), &llama(&sets), None);
     }
 }
