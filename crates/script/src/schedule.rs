@@ -2,7 +2,6 @@
 //!
 //! A schedule is a plain list; pipeline schedules are other lists of the same turns.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 /// Which program of a segment is run.
@@ -63,26 +62,17 @@ pub fn forward(
         .collect()
 }
 
-/// Where the last instance's backward directly follows its forward, both become one run and nothing
-/// is kept between them: the logits of the last segment then never exist as a whole. If its weight
-/// gradients were scheduled later, they move into this run. (For every other instance something
-/// must run between forward and backward.)
+/// Where the last instance's whole backward directly follows its forward, both become one run and
+/// nothing is kept between them: the logits of the last segment then never exist as a whole. (For
+/// every other instance something must run between forward and backward.) A backward in two parts
+/// stays so: the stage before waits for the first, and the second fills a bubble.
 pub fn merge_adjacent(turns: &[ScheduledRun], instances: usize) -> Vec<ScheduledRun> {
     let mut merged: Vec<ScheduledRun> = Vec::new();
-    let mut early = BTreeSet::new();
     for turn in turns {
-        let own = (turn.instance, turn.microbatch);
-        let follows = merged.last().is_some_and(|last| {
-            last.part == Part::F
-                && (last.instance, last.microbatch) == own
-                && turn.instance + 1 == instances
-        });
-        match (turn.part, merged.last_mut()) {
-            (Part::BW | Part::B, Some(last)) if follows => {
-                last.part = Part::FBW;
-                early.insert(own);
-            }
-            (Part::W, _) if early.contains(&own) => {}
+        let forward = ScheduledRun { part: Part::F, ..*turn };
+        let turns_around = turn.part == Part::BW && turn.instance + 1 == instances;
+        match merged.last_mut() {
+            Some(last) if turns_around && *last == forward => last.part = Part::FBW,
             _ => merged.push(*turn),
         }
     }
@@ -104,12 +94,11 @@ mod tests {
     }
 
     #[test]
-    fn an_early_gradient_of_weights_does_not_come_twice() {
+    fn a_backward_in_two_parts_stays_so() {
         let turn = |part, instance| ScheduledRun { instance, part, microbatch: 0 };
         let split =
-            [(Part::F, 0), (Part::F, 1), (Part::B, 1), (Part::B, 0), (Part::W, 1), (Part::W, 0)];
-        let merged = merge_adjacent(&split.map(|(part, instance)| turn(part, instance)), 2);
-        let expected = [(Part::F, 0), (Part::FBW, 1), (Part::B, 0), (Part::W, 0)];
-        assert_eq!(merged, expected.map(|(part, instance)| turn(part, instance)));
+            [(Part::F, 0), (Part::F, 1), (Part::B, 1), (Part::B, 0), (Part::W, 1), (Part::W, 0)]
+                .map(|(part, instance)| turn(part, instance));
+        assert_eq!(merge_adjacent(&split, 2), split);
     }
 }

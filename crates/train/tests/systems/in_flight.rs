@@ -62,18 +62,13 @@ fn timeline(case: &Case<'_>) -> Vec<Vec<ScheduledRun>> {
     timeline.stage_groups.iter().map(stage_group).collect()
 }
 
-/// The head's forward and backward are one run where they follow each other, and nothing lies between.
+/// The head's forward and its whole backward are one run where they follow each other, and nothing lies between.
 fn with_turned_head(turns: &[ScheduledRun], head: usize) -> Vec<ScheduledRun> {
-    let same = |a: &ScheduledRun, b: &ScheduledRun| {
-        (a.instance, a.microbatch) == (b.instance, b.microbatch)
-    };
     let mut found: Vec<ScheduledRun> = Vec::new();
     for turn in turns {
-        if found.iter().any(|t| t.part == Part::FBW && same(t, turn)) {
-            continue;
-        }
+        let turned = turn.part == Part::BW && turn.instance == head;
         match found.last_mut() {
-            Some(last) if turn.instance == head && last.part == Part::F && same(last, turn) => {
+            Some(last) if turned && *last == (ScheduledRun { part: Part::F, ..*turn }) => {
                 last.part = Part::FBW;
             }
             _ => found.push(*turn),

@@ -9,6 +9,7 @@ use phalanx_config::Loaded;
 use phalanx_inspect::verify::Verified;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::NamedSchedule;
+use phalanx_script::Part;
 
 use crate::bits::params;
 use crate::support::{agrees, gpt, laid, llama};
@@ -276,6 +277,32 @@ fn braided_pairs_change_no_bit() {
         agrees("braided", &llama(&braided), None);
         let [plain, braided] = [plain, braided].map(|sets| params(&llama(&sets), None, 2));
         assert!(plain == braided, "pp {pp}");
+    }
+}
+
+/// The head's backward is split as any other's: the stage before gets its gradient first, and the gradients of weights
+/// come as late as the schedule says. They keep their order, so the bits are those of GPipe, whose logits exist, too.
+#[test]
+fn the_head_is_split_and_changes_no_bit() {
+    let loaded = |schedule: NamedSchedule| {
+        let schedule = format!("parallel.schedule={schedule}");
+        let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+        let own = ["parallel.pp=2", "train.microbatches=4", "train.batch_size=8", &schedule];
+        llama(&[&f32[..], &own].concat())
+    };
+    let plain = params(&loaded(NamedSchedule::GPipe), None, 3);
+    for schedule in [NamedSchedule::ZbH1, NamedSchedule::ZbH2, NamedSchedule::ZbAuto] {
+        let (loaded, mut heads) = (loaded(schedule), Vec::new());
+        let laid = laid(&loaded, None);
+        let head = laid.lowered.model.instances().len() - 1;
+        for turn in laid.lowered.stage_groups().iter().flat_map(|group| group.turns) {
+            heads.extend((turn.instance == head).then_some(turn.part));
+        }
+        for part in [Part::F, Part::B, Part::W] {
+            assert_eq!(heads.iter().filter(|own| **own == part).count(), 4, "{schedule}");
+        }
+        assert_eq!(heads.len(), 12, "{schedule}: {heads:?}");
+        assert!(params(&loaded, None, 3) == plain, "{schedule}");
     }
 }
 
