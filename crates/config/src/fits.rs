@@ -135,7 +135,7 @@ impl Config {
 fn splits_heads(parallel: &ParallelConfig) -> bool {
     match parallel.tp_kind {
         TpKind::OneD => parallel.tp_plan.0.is_empty(),
-        TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD => true,
+        TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD | TpKind::Gspmd => true,
     }
 }
 

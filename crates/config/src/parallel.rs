@@ -9,6 +9,7 @@ use super::experts::ExchangeKind;
 use super::key::section;
 use super::setting::{Count, Positive, Setting, choice, quoted, words};
 use super::sync::{SyncKind, SyncMomentum};
+use super::tensor::usual_rows;
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -17,7 +18,7 @@ section! {
     pub struct ParallelConfig in "parallel" () {
         /// Data-parallel degree: replicas that take different sequences.
         dp: Count = "1"; aka "data_parallel_size" "data_parallel_degree" "data_parallel_replicate_degree",
-        /// Tensor-parallel degree in total (2d: q², 2.5d: q²·tp_depth, 3d: q³).
+        /// Tensor-parallel degree in total (2d: q², 2.5d: q²·tp_depth, 3d: q³, gspmd: tp_rows × columns).
         tp: Count = "1"; aka "tensor_model_parallel_size" "tensor_parallel_degree" "tp_size" "autotp_size",
         /// Context-parallel degree: ranks that share a sequence.
         cp: Count = "1"; aka "context_parallel_size" "context_parallel_degree" "sp_size" "sequence_parallel_size",
@@ -36,8 +37,11 @@ section! {
         tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
         /// Depth of 2.5d tensor parallelism: the number of squares.
         tp_depth: Count = "1"; aka "tesseract_depth",
+        /// Rows of gspmd's grid of ranks, which divide the batch; its columns divide widths.
+        tp_rows: Count = "the largest divisor of parallel.tp up to its root for gspmd, else 1"
+            => usual_rows(tp, tp_kind); aka "mesh_rows",
         /// Whether the products of tp go block by block, the next block on its way, or gather whole operands
-        /// first. It needs tp_kind 2d, 2.5d or 3d, or sp.
+        /// first. It needs tp_kind 2d, 2.5d, 3d or gspmd, or sp.
         stream: bool = "false"; aka "tp_comm_overlap" "async_tp" "enable_async_tensor_parallel",
         /// Which weights tp splits, by name. The first rule that matches a weight applies; weights
         /// that no rule matches are not split. Without rules, weights are split as Megatron does.
@@ -120,6 +124,8 @@ choice! {
         TwoAndAHalfD = "2.5d",
         /// A cube of ranks.
         ThreeD = "3d",
+        /// A grid of ranks, by GSPMD's recipe.
+        Gspmd = "gspmd",
     }
 }
 

@@ -36,6 +36,7 @@ impl Config {
         if tp == 1 {
             // One rank has no shape.
             (parallel.tp_kind, parallel.tp_depth) = (TpKind::OneD, Count::MIN);
+            parallel.tp_rows = Count::MIN;
         }
         (parallel.pp, parallel.dp) = (Count::new(pp)?, Count::new(dp)?);
         // Copies of the weights are shared by as many ranks as before, or by all that are left.

@@ -1,7 +1,9 @@
-//! The shapes of tensor parallelism: a line of ranks, a square, several squares, a cube.
+//! The shapes of tensor parallelism: a line of ranks, a square, several squares, a cube, a grid. One rank is each of
+//! them, with nothing to divide, as one rank is any kind of context parallelism.
 
-use phalanx_spmd::strategies::{floor_root, whole_root};
+use phalanx_spmd::strategies::{Gspmd, floor_root, whole_root};
 
+use super::fits::near;
 use super::model::assignments;
 use super::parallel::{ParallelConfig, TpKind};
 use super::values::Values;
@@ -36,13 +38,14 @@ impl ParallelConfig {
             .because("only 2.5d tensor parallelism has a depth")
             .fix("parallel.tp_kind = \"2.5d\", or leave parallel.tp_depth out")
         });
+        self.check_rows(values);
         let keys = ["parallel.tp", "parallel.tp_kind", "parallel.tp_depth"];
-        let formed = self.tensor_shape().is_some() || flat && depth > 1;
+        let formed = self.tensor_shape().is_some() || flat && depth > 1 || kind == TpKind::Gspmd;
         values.rule(&keys, formed, || {
             let what = match kind {
                 TpKind::TwoAndAHalfD => format!("q²·{depth} ranks (parallel.tp_depth = {depth})"),
                 TpKind::ThreeD => "a cube of ranks".to_owned(),
-                TpKind::OneD | TpKind::TwoD => "a square of ranks".to_owned(),
+                TpKind::OneD | TpKind::TwoD | TpKind::Gspmd => "a square of ranks".to_owned(),
             };
             let nearest = self.nearest_shapes();
             Problem::new(format!("parallel.tp = {tp} is not {what}"))
@@ -55,6 +58,26 @@ impl ParallelConfig {
         });
         self.check_alone(values);
         self.check_stream(values);
+    }
+
+    /// Rejects rows that form no grid, and rows of what has none.
+    fn check_rows(&self, values: &mut Values) {
+        let (tp, rows, kind) = (self.tp.get(), self.tp_rows.get(), self.tp_kind);
+        let used = kind == TpKind::Gspmd || rows == 1;
+        values.rule(&["parallel.tp_rows", "parallel.tp_kind"], used, || {
+            let kind = kind.name();
+            Problem::new(format!(
+                "parallel.tp_rows = {rows} is set, but parallel.tp_kind = \"{kind}\""
+            ))
+            .because("only gspmd's grid of ranks may have any number of rows")
+            .fix("parallel.tp_kind = \"gspmd\", or leave parallel.tp_rows out")
+        });
+        let even = kind != TpKind::Gspmd || tp.is_multiple_of(rows);
+        values.rule(&["parallel.tp_rows", "parallel.tp"], even, || {
+            Problem::new(format!("parallel.tp_rows = {rows} does not divide parallel.tp = {tp}"))
+                .because("the ranks of parallel.tp form a grid of equal rows")
+                .nearest(assignments("parallel.tp_rows", &near(rows, |n| tp.is_multiple_of(n))))
+        });
     }
 
     /// Rejects blocks of operands that are not gathered.
@@ -90,7 +113,7 @@ impl ParallelConfig {
         let (power, depth) = match self.tp_kind {
             TpKind::ThreeD => (3, 1),
             TpKind::TwoAndAHalfD => (2, self.tp_depth.get()),
-            TpKind::OneD | TpKind::TwoD => (2, 1),
+            TpKind::OneD | TpKind::TwoD | TpKind::Gspmd => (2, 1),
         };
         let root = floor_root(self.tp.get() / depth, power);
         let ranks = |q: usize| q.checked_pow(power)?.checked_mul(depth);
@@ -131,6 +154,12 @@ impl Config {
     }
 }
 
+/// Rows of the grid of ranks, where nobody says how many.
+pub(super) fn usual_rows(tp: Count, kind: TpKind) -> Count {
+    let rows = if kind == TpKind::Gspmd { Gspmd::usual_rows(tp.get()) } else { 1 };
+    Count::new(rows).unwrap_or(Count::MIN)
+}
+
 /// The shape of this many ranks.
 pub(super) fn shape(parallel: &ParallelConfig, tp: usize) -> Option<TensorShape> {
     let depth = match parallel.tp_kind {
@@ -138,6 +167,11 @@ pub(super) fn shape(parallel: &ParallelConfig, tp: usize) -> Option<TensorShape>
         TpKind::ThreeD => {
             let q = whole_root(tp, 3)?;
             return Some(TensorShape { heads: q, samples: q * q });
+        }
+        TpKind::Gspmd => {
+            let rows = parallel.tp_rows.get();
+            let columns = tp.is_multiple_of(rows).then_some(tp / rows)?;
+            return Some(TensorShape { heads: columns, samples: rows });
         }
         TpKind::TwoD => Count::MIN,
         TpKind::TwoAndAHalfD => parallel.tp_depth,

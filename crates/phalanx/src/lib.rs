@@ -43,7 +43,7 @@
 //! | give data | [`Table`] for numbers and labels; [`TextFile`], [`TokenFile`], [`MarkovCorpus`] for tokens |
 //! | take a model | [`Mlp`], [`Gpt`], [`Llama`] |
 //! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together |
-//! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Optimus`], [`Cube`], [`Ulysses`], [`AllGatherKv`], [`Ring`] |
+//! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Optimus`], [`Cube`], [`Gspmd`], [`Ulysses`], [`AllGatherKv`], [`Ring`] |
 //! | have ranks as processes, or on several hosts | [`Trainer::ranks`] |
 //! | have layouts searched | [`Automatic`] |
 //! | use a pipeline | an axis `pp` in [`Trainer::mesh`], and [`Trainer::schedule`] |

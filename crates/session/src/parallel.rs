@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_ir::{Axis, Mesh, Model, Order};
 use phalanx_spmd::strategies::{
     AllGatherKv, Automatic, Cube, Cut, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
-    Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
+    Gspmd, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
 };
 use phalanx_spmd::{Costs, Partition, Strategy};
 
@@ -103,6 +103,10 @@ impl Parallel {
                 (TpKind::TwoD | TpKind::TwoAndAHalfD, _) => {
                     let (depth, stream) = (config.tp_depth.get(), config.stream);
                     Arc::new(Optimus { depth, stream, ..Optimus::default() })
+                }
+                (TpKind::Gspmd, _) => {
+                    let (rows, stream) = (config.tp_rows.get(), config.stream);
+                    Arc::new(Gspmd { rows, stream, ..Gspmd::default() })
                 }
                 (TpKind::ThreeD, _) => Arc::new(Cube { stream: config.stream, ..Cube::default() }),
             });

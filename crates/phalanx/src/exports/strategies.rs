@@ -123,6 +123,16 @@ pub use phalanx_spmd::strategies::ExpertParallel;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Fsdp;
+/// GSPMD's 2-D recipe: weights and activations in blocks on a grid of ranks, which need not be a square.
+///
+/// ```
+/// use phalanx::Gspmd;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.mesh("tp=8").strategy(Gspmd { rows: 2, ..Gspmd::default() }) // two rows of four
+/// # }
+/// ```
+#[doc(inline)]
+pub use phalanx_spmd::strategies::Gspmd;
 /// Tensor parallelism: weights split by columns and rows alternately.
 ///
 /// ```

@@ -49,7 +49,9 @@ fn layout(of: &mut impl FnMut(&[&'static str]) -> &'static str, tied: &str) -> V
         "train.microbatches=4".to_owned(),
     ];
     match of(&["line", "shape"]) {
-        "shape" if tp == "4" => sets.push("parallel.tp_kind=2d".to_owned()),
+        "shape" if tp == "4" => {
+            sets.push(format!("parallel.tp_kind={}", of(&["2d", "gspmd"])));
+        }
         "shape" if tp == "2" => {
             let kind = of(&["2.5d", "3d"]);
             let depth = if kind == "3d" { 1 } else { 2 };

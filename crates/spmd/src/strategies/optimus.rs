@@ -72,11 +72,11 @@ fn near(degree: usize, depth: usize) -> String {
 }
 
 /// The ranks of the squares, by direction.
-struct Square {
+pub(super) struct Square {
     /// The squares.
-    depth: Vec<Axis>,
-    rows: Vec<Axis>,
-    columns: Vec<Axis>,
+    pub(super) depth: Vec<Axis>,
+    pub(super) rows: Vec<Axis>,
+    pub(super) columns: Vec<Axis>,
 }
 
 impl Strategy for Optimus {
@@ -122,8 +122,7 @@ impl Strategy for Optimus {
             square.batch(ctx, value)?;
         }
         for value in ctx.boundaries() {
-            square.batch(ctx, value)?;
-            shard_over(ctx, value, program.ty(value).shape.len() - 1, &square.columns)?;
+            square.stream(ctx, value)?;
         }
         for param in ctx.params() {
             square.param(ctx, param.value)?;
@@ -134,12 +133,18 @@ impl Strategy for Optimus {
 
 impl Square {
     /// Samples are divided among squares, and then among the rows of each.
-    fn batch(&self, ctx: &mut Annotator<'_>, value: ValueId) -> Result<(), SpmdError> {
+    pub(super) fn batch(&self, ctx: &mut Annotator<'_>, value: ValueId) -> Result<(), SpmdError> {
         shard_over(ctx, value, 0, &self.depth)?;
         shard_over(ctx, value, 0, &self.rows)
     }
 
-    fn param(&self, ctx: &mut Annotator<'_>, param: ValueId) -> Result<(), SpmdError> {
+    /// A value between products: its batch over rows, its width over columns.
+    pub(super) fn stream(&self, ctx: &mut Annotator<'_>, value: ValueId) -> Result<(), SpmdError> {
+        self.batch(ctx, value)?;
+        shard_over(ctx, value, ctx.program().ty(value).shape.len() - 1, &self.columns)
+    }
+
+    pub(super) fn param(&self, ctx: &mut Annotator<'_>, param: ValueId) -> Result<(), SpmdError> {
         let program = ctx.program();
         for axis in &self.depth {
             ctx.replicate(param, axis.name())?;

@@ -17,7 +17,7 @@ use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
     AllGatherKv, BatchParallel, Cube, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
-    Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses,
+    Gspmd, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses,
     WeightUpdateSharding, Zero,
 };
 
@@ -44,7 +44,7 @@ systems! {
     Ddp "ddp", Owner "dataparallel", Zero1 "zero-1", Zero2 "zero-2", Zero3 "zero-3",
     Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd", Experts "ep",
     Tensor "tp", Sequence "tp+sp", Plan "tp-plan", Square "2d",
-    Squares "2.5d", Cube "3d", Ulysses "ulysses", AllGatherKv "ag-kv",
+    Squares "2.5d", Cube "3d", Grid "gspmd", Ulysses "ulysses", AllGatherKv "ag-kv",
     Ring "ring", Rsa "rsa", Selective "selective", Full "full", Microbatches "mb",
     Bf16 "bf16", Half "f16", Lamb "lamb", Gpt2 "gpt2",
     Naive "naive", GPipe "gpipe", OneFOneB "1f1b", LongWarmup "1f1b-pb", BPipe "bpipe",
@@ -59,7 +59,8 @@ use System as S;
 const TENSOR: [System; 3] = [S::Tensor, S::Sequence, S::Plan];
 
 /// The shapes in which ranks divide weights and samples, with their ranks.
-const SHAPES: [(System, &str); 3] = [(S::Square, "tp=4"), (S::Squares, "tp=8"), (S::Cube, "tp=8")];
+const SHAPES: [(System, &str); 4] =
+    [(S::Square, "tp=4"), (S::Squares, "tp=8"), (S::Cube, "tp=8"), (S::Grid, "tp=4")];
 
 impl System {
     fn name(self) -> &'static str {
@@ -214,7 +215,7 @@ fn layout(systems: &[System]) -> Parallel {
             S::Update => Some(shared(WeightUpdateSharding::default())),
             // Heads are divided among one side of a square or cube.
             S::Ulysses => {
-                let alike = if has(S::Square) { 2 } else { 4 };
+                let alike = if has(S::Square) || has(S::Grid) { 2 } else { 4 };
                 let alike = if shape.is_some() { alike } else { 1 };
                 Some(shared(Ulysses { alike, ..Ulysses::default() }))
             }
@@ -223,6 +224,7 @@ fn layout(systems: &[System]) -> Parallel {
             S::Square => Some(shared(Optimus::default())),
             S::Squares => Some(shared(Optimus { depth: 2, ..Optimus::default() })),
             S::Cube => Some(shared(Cube::default())),
+            S::Grid => Some(shared(Gspmd::default())),
             S::AllGatherKv => {
                 let axis = if both { "kv" } else { "cp" }.to_owned();
                 Some(shared(AllGatherKv { axis }))
@@ -269,7 +271,7 @@ fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
         // A ring deals positions otherwise than the other kinds of context parallelism.
         count(&|s| [S::Ulysses, S::Ring, S::Rsa].contains(s)),
         count(&|s| [S::AllGatherKv, S::Ring, S::Rsa].contains(s)),
-        // A line, a square, squares and a cube are shapes of one thing.
+        // A line, a square, squares, a cube and a grid are shapes of one thing.
         count(&|s| SHAPES.iter().any(|(shape, _)| shape == s))
             + usize::from(TENSOR.iter().any(|line| systems.contains(line))),
     ];

@@ -1,10 +1,10 @@
-//! 2D, 2.5D and 3D tensor parallelism: any size, the bytes of a layer, and what ranks hold.
+//! 2D, 2.5D and 3D tensor parallelism and GSPMD's 2-D recipe: any size, the bytes of a layer, and what ranks hold.
 
 use phalanx_config::Loaded;
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Op, Program, ValueId};
 use phalanx_script::Part;
-use phalanx_spmd::strategies::{Cube, Optimus};
+use phalanx_spmd::strategies::{Cube, Gspmd, Optimus};
 
 use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
 
@@ -18,6 +18,11 @@ fn cube(loaded: &Loaded, q: usize, stream: bool) -> Laid {
     laid(loaded, Some(on(&format!("tp={}", q * q * q), [strategy])))
 }
 
+fn grid(loaded: &Loaded, [rows, columns]: [usize; 2], stream: bool) -> Laid {
+    let strategy = shared(Gspmd { rows, stream, ..Gspmd::default() });
+    laid(loaded, Some(on(&format!("tp={}", rows * columns), [strategy])))
+}
+
 /// Widths, vocabularies and heads that the sides of the square or cube do not divide; tied and
 /// untied heads; grouped queries.
 #[test]
@@ -29,7 +34,11 @@ fn any_size_does_what_one_rank_does() {
             (4, &["parallel.tp_kind=2d"][..]),
             (8, &["parallel.tp_kind=2.5d", "parallel.tp_depth=2"]),
             (8, &["parallel.tp_kind=3d"]),
+            (6, &["parallel.tp_kind=gspmd", "parallel.tp_rows=2", "train.batch_size=6"]),
         ] {
+            // The three columns of a grid cannot share four heads and one key head evenly.
+            let even = sets == odd || tp != 6;
+            let (tp, how) = if even { (tp, how) } else { (4, &["parallel.tp_kind=gspmd"][..]) };
             let tp = format!("parallel.tp={tp}");
             // Both forms: operands that come block by block, and gathered ones.
             let stream = format!("parallel.stream={}", sets == odd);
@@ -135,6 +144,29 @@ fn squares_move_what_summa_moves() {
     }
 }
 
+/// Over rows a layer of the recipe moves 3(W/v)(u−1)/u elements, over columns 10·bsh/u·(v−1)/v: two gathers and two
+/// scatters in each direction, and the inputs of first products once more for the gradients of their weights; twelve if
+/// these run apart.
+#[test]
+fn a_grid_moves_what_the_recipe_says() {
+    for ([u, v], stream) in [([2, 2], false), ([2, 4], false), ([4, 2], false), ([2, 2], true)] {
+        let laid = grid(&layer(&[]), [u as usize, v as usize], stream);
+        let over_rows = |elements: u64| elements / v * (u - 1) / u;
+        let once = 2 * BSH / u * (v - 1) / v;
+        let norms = exchanged(8 * 64 / u, v);
+        let gathered = |part, side| moved(&laid, part, "all_gather", side);
+        let scattered = |part, side| moved(&laid, part, "reduce_scatter", side);
+        assert_eq!(gathered(Part::F, 0), 2 * over_rows(W + VECTORS), "{u} {v}");
+        assert_eq!(gathered(Part::BW, 0), 2 * over_rows(W + 2 * H), "{u} {v}");
+        assert_eq!(scattered(Part::BW, 0), 4 * over_rows(W + VECTORS), "{u} {v}");
+        let both = |part| (gathered(part, 1), scattered(part, 1));
+        assert_eq!(both(Part::F), (2 * once + norms, 2 * once), "{u} {v} {stream}");
+        assert_eq!(both(Part::BW), (4 * once + norms, 2 * once), "{u} {v} {stream}");
+        assert_eq!(both(Part::B), (2 * once + norms, 2 * once), "{u} {v} {stream}");
+        assert_eq!(both(Part::W), (4 * once, 0), "{u} {v} {stream}");
+    }
+}
+
 /// F of 3D moves (q−1)/q³·(X + W + Y); its backward gathers inputs and weights again.
 #[test]
 fn a_cube_moves_inputs_weights_and_results() {
@@ -159,7 +191,7 @@ fn check_cube(stream: bool) {
     assert_eq!(of(Part::BW, "reduce_scatter"), (4 * part(W), 2 * part(X)));
 }
 
-/// Of parameters, a rank of a square holds 1/q², of a cube 1/q³; and of what a layer keeps 1/q²d, but
+/// Of parameters, a rank of a square holds 1/q², of a cube 1/q³, of a grid 1/uv; and of what a layer keeps 1/q²d, but
 /// for the statistics of norms, which every rank of a row of them has.
 #[test]
 fn nothing_is_replicated() {
@@ -174,6 +206,8 @@ fn nothing_is_replicated() {
         (square(&layer(&[]), 4, 1, true), 16, 16, 4),
         (square(&layer(&[]), 2, 2, true), 4, 8, 4),
         (cube(&layer(&[]), 2, true), 8, 8, 4),
+        (grid(&layer(&[]), [2, 4], false), 8, 8, 2),
+        (grid(&layer(&[]), [4, 2], false), 8, 8, 4),
     ] {
         let block = &laid.lowered.compiled().program(1, Part::F);
         let held: usize = (block.inputs_with(phalanx_ir::Role::Param))

@@ -33,6 +33,7 @@ With `new` instead of `all` it runs those that the page does not have yet.
 | tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
 | tp-plan | tensor parallelism of the MLP alone, by parameter names, tp 2 |
 | 2d, 2.5d, 3d | tensor parallelism on a square of 2 × 2 ranks, on two of them, on a cube of 2 × 2 × 2 |
+| gspmd | GSPMD's 2-D recipe on a grid of 2 × 2 ranks |
 | ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
 | ring | Ring Attention in zigzag order, cp 2 |
 | rsa | Ring Self-Attention with stored scores, cp 2 |
