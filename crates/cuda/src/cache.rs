@@ -25,35 +25,46 @@ pub(crate) fn key(kind: &str, texts: &[&str]) -> String {
     format!("{first:016x}{:016x}.{kind}", fnv1a(&all))
 }
 
-/// What was kept under a name, if it is whole.
-pub(crate) fn find(key: &str) -> Option<Vec<u8>> {
-    opened(&fs::read(folder()?.join(key)).ok()?)
-}
+/// A folder of such files; nothing is kept without one.
+pub(crate) struct Cache(Option<PathBuf>);
 
-/// Keeps bytes under a name.
-pub(crate) fn keep(key: &str, bytes: &[u8]) {
-    let Some(folder) = folder() else { return };
-    if fs::create_dir_all(&folder).is_ok() {
-        // A full or read-only disk is no reason to stop: the next run makes it again.
-        drop(write_atomic(&folder.join(key), |file| file.write_all(&sealed(bytes))));
+impl Cache {
+    /// In `$PHALANX_CACHE`, or where the user's caches are.
+    pub(crate) fn here() -> Self {
+        let given =
+            |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let user = || given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
+        let folder = given("PHALANX_CACHE").or_else(|| Some(user()?.join("phalanx")));
+        Self(folder.map(|folder| folder.join("kernels")))
     }
-}
 
-/// A lock that one process of this host has at a time, until it is dropped; nothing if the cache cannot be written.
-pub(crate) fn lock(name: &str) -> Option<fs::File> {
-    let folder = folder()?;
-    fs::create_dir_all(&folder).ok()?;
-    let file = fs::File::create(folder.join(name)).ok()?;
-    file.lock().ok()?;
-    Some(file)
-}
+    #[cfg(test)]
+    pub(crate) fn at(folder: Option<PathBuf>) -> Self {
+        Self(folder)
+    }
 
-/// `$PHALANX_CACHE`, or where the user's caches are.
-fn folder() -> Option<PathBuf> {
-    let given = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let own = given("PHALANX_CACHE");
-    let user = || given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
-    own.or_else(|| Some(user()?.join("phalanx"))).map(|folder| folder.join("kernels"))
+    /// What was kept under a name, if it is whole.
+    pub(crate) fn find(&self, key: &str) -> Option<Vec<u8>> {
+        opened(&fs::read(self.0.as_ref()?.join(key)).ok()?)
+    }
+
+    /// Keeps bytes under a name.
+    pub(crate) fn keep(&self, key: &str, bytes: &[u8]) {
+        let Some(folder) = &self.0 else { return };
+        if fs::create_dir_all(folder).is_ok() {
+            // A full or read-only disk is no reason to stop: the next run makes it again.
+            drop(write_atomic(&folder.join(key), |file| file.write_all(&sealed(bytes))));
+        }
+    }
+
+    /// A lock that one process of this host has at a time, until it is dropped; nothing if the cache cannot be written.
+    pub(crate) fn lock(&self, name: &str) -> Option<fs::File> {
+        let folder = self.0.as_ref()?;
+        fs::create_dir_all(folder).ok()?;
+        let file = fs::File::create(folder.join(name)).ok()?;
+        file.lock().ok()?;
+        Some(file)
+    }
 }
 
 fn sealed(body: &[u8]) -> Vec<u8> {

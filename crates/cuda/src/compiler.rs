@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{null, null_mut};
 
-use crate::cache;
+use crate::cache::{self, Cache};
 use crate::error::CudaError;
 use crate::kernels::{KernelSpec, Source};
 use crate::libraries::{Handle, Nvrtc};
@@ -31,12 +31,13 @@ pub(crate) fn compile(specs: &[&KernelSpec], architecture: &str) -> Result<Cubin
     check("nvrtcVersion", unsafe { (nvrtc.nvrtcVersion)(&mut major, &mut minor) })?;
     let compiler = format!("nvrtc {major}.{minor}");
     let key = cache::key("cubin", &[&compiler, &options.join(" "), &entries.join("\n"), &source]);
-    let kept = cache::find(&key).and_then(|bytes| Cubin::unpacked(&bytes));
+    let cache = Cache::here();
+    let kept = cache.find(&key).and_then(|bytes| Cubin::unpacked(&bytes));
     if let Some(kept) = kept.filter(|cubin| cubin.names.len() == entries.len()) {
         return Ok(kept);
     }
     let made = Unit::new(nvrtc, &source)?.compile(&entries, &options)?;
-    cache::keep(&key, &made.packed());
+    cache.keep(&key, &made.packed());
     Ok(made)
 }
 

@@ -23,7 +23,7 @@ use phalanx_engine::{
     Args, CallPart, CallTimes, Calls, DiskStore, Engine, EngineError, Event, Span, Way,
     place_in_mesh,
 };
-use phalanx_ir::{DType, Draw, Program};
+use phalanx_ir::{Draw, Program, Stored};
 
 use crate::device::{Device, DeviceMemory, EngineSeat, PinnedMemory, Stream};
 use crate::fused_attention::{AttentionLibrary, AttentionPlan, FusedShape};
@@ -66,10 +66,9 @@ pub struct CudaEngine {
     constants: HashMap<Vec<u8>, Arc<DeviceMemory>>,
     /// Workspace of the library of products.
     workspace: DeviceMemory,
-    /// The library of attention, if it is installed, with what it planned and its workspace.
+    /// The library of attention, if it is installed, with what it planned.
     attention: Option<AttentionLibrary>,
     attention_plans: HashMap<FusedShape, Option<Arc<AttentionPlan>>>,
-    attention_workspace: Option<DeviceMemory>,
     /// Before the arenas, which copies may still use.
     copies: Copies,
     ahead: Ahead,
@@ -110,7 +109,6 @@ impl CudaEngine {
             fault: PinnedMemory::new(&device, 64)?,
             attention: AttentionLibrary::new(stream.handle()).ok(),
             attention_plans: HashMap::new(),
-            attention_workspace: None,
             stream,
             library,
             plans: HashMap::new(),
@@ -230,8 +228,7 @@ impl Engine for CudaEngine {
     }
 
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
-        self.arenas.reserve(&self.device, &self.stream, tier, bytes)?;
-        self.reserve_attention()
+        self.arenas.reserve(&self.device, &self.stream, tier, bytes)
     }
 
     fn mount(&mut self, store: Option<Arc<dyn DiskStore>>) -> Result<(), EngineError> {
@@ -342,12 +339,12 @@ impl Engine for CudaEngine {
     fn draw(
         &mut self,
         into: Span,
-        dtype: DType,
+        stored: Stored,
         draw: Draw,
         first: u64,
     ) -> Result<bool, EngineError> {
         self.device.enter()?;
-        self.drawn(into, dtype, draw, first)
+        self.drawn(into, stored, draw, first)
     }
 
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {

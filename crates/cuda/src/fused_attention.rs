@@ -7,6 +7,7 @@ mod scaled;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use phalanx_call::ALIGN;
 use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::{DType, Instr, Op, Program};
 
@@ -71,6 +72,17 @@ impl FusedShape {
         LEAST + self.of.size() * self.batch * self.heads * (pairs + each)
     }
 
+    /// Bytes of one number for each query, which the gradient needs, in whole blocks of memory.
+    pub(crate) fn per_query(&self) -> usize {
+        let queries = self.batch * self.heads * self.positions;
+        if self.backward { (queries * size_of::<f32>()).next_multiple_of(ALIGN) } else { 0 }
+    }
+
+    /// Bytes of scratch memory: a number for each query, then the library's workspace.
+    pub(crate) fn scratch(&self) -> usize {
+        self.per_query() + self.workspace()
+    }
+
     /// Whether the library has kernels for such heads.
     pub(crate) fn is_supported(&self) -> bool {
         is_narrow(self.of)
@@ -102,13 +114,14 @@ impl AttentionLibrary {
         Ok(Self { table, handle })
     }
 
-    /// The library's first proposal for an attention.
-    pub(crate) fn plan(&self, shape: &FusedShape) -> Result<AttentionPlan, CudaError> {
+    /// The library's first proposal for an attention that needs no more workspace than was planned for it;
+    /// nothing if it has no kernel for such heads on this GPU.
+    pub(crate) fn plan(&self, shape: &FusedShape) -> Result<Option<AttentionPlan>, CudaError> {
         let made = match shape.backward {
             false => scaled::forward(self, shape),
             true => scaled::backward(self, shape),
         }?;
-        Ok(AttentionPlan { made })
+        Ok(made.map(|made| AttentionPlan { made }))
     }
 }
 
@@ -126,6 +139,7 @@ pub(crate) struct AttentionPlan {
 
 impl AttentionPlan {
     /// Bytes of workspace that it needs.
+    #[cfg(test)]
     pub(crate) fn workspace(&self) -> usize {
         self.made.plan.workspace
     }
@@ -137,47 +151,52 @@ impl AttentionPlan {
 /// for each query.
 pub(crate) struct FusedCall {
     plan: std::sync::Arc<AttentionPlan>,
-    operands: Vec<Place>,
+    /// The library's workspace, then the operands.
+    places: Vec<Place>,
     /// What the library binds to addresses, for those that were used before.
     bound: Mutex<Vec<(Vec<Address>, Bound)>>,
 }
 
 impl fmt::Display for FusedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.operands.len() > 5 { "attention, backward" } else { "attention" })
+        f.write_str(if self.places.len() > 6 { "attention, backward" } else { "attention" })
     }
 }
 
 impl FusedCall {
-    pub(crate) fn new(plan: std::sync::Arc<AttentionPlan>, operands: Vec<Place>) -> Self {
-        Self { plan, operands, bound: Mutex::default() }
+    /// With a workspace as large as the shape says.
+    pub(crate) fn new(
+        plan: std::sync::Arc<AttentionPlan>,
+        workspace: Place,
+        operands: Vec<Place>,
+    ) -> Self {
+        Self { plan, places: [vec![workspace], operands].concat(), bound: Mutex::default() }
     }
 
     /// Issues it.
     ///
     /// # Safety
-    /// The operands are this run's to use, and the workspace is as large as the plan asks for.
+    /// The operands and the workspace are this run's to use.
     pub(crate) unsafe fn run(
         &self,
         run: &Run<'_>,
         library: &AttentionLibrary,
-        workspace: Address,
     ) -> Result<(), CudaError> {
         let made = &self.plan.made;
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &[Address]| {
-            known[0] == workspace
-                && known[1..].iter().zip(&self.operands).all(|(a, p)| *a == run.address(*p))
+            known.iter().zip(&self.places).all(|(address, place)| *address == run.address(*place))
         };
         let at = match bound.iter().position(|(known, _)| same(known)) {
             Some(at) => at,
             None => {
                 let addresses: Vec<Address> =
-                    self.operands.iter().map(|place| run.address(*place)).collect();
+                    self.places.iter().map(|place| run.address(*place)).collect();
+                let operands = addresses[1..].iter().copied();
                 let memory: Vec<(TensorId, Address)> =
-                    made.tensors.iter().copied().zip(addresses.iter().copied()).collect();
-                let pack = made.plan.bind(library, &memory, &made.scalars, workspace)?;
-                bound.push(([vec![workspace], addresses].concat(), pack));
+                    made.tensors.iter().copied().zip(operands).collect();
+                let pack = made.plan.bind(library, &memory, &made.scalars, addresses[0])?;
+                bound.push((addresses, pack));
                 bound.len() - 1
             }
         };
@@ -223,7 +242,11 @@ mod tests {
                 let of = DType::Bf16;
                 let shape = FusedShape { of, batch, positions, heads, groups, size, backward };
                 let planned = shape.workspace();
-                assert_eq!(library.plan(&shape).unwrap().workspace(), planned, "{shape:?}");
+                assert_eq!(
+                    library.plan(&shape).unwrap().unwrap().workspace(),
+                    planned,
+                    "{shape:?}"
+                );
             }
         }
     }

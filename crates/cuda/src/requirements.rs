@@ -26,7 +26,11 @@ impl CudaRequirements {
 
 impl Requirements for CudaRequirements {
     fn own(&self, program: &Program, instr: &Instr) -> usize {
-        own(program, instr)
+        let fused = FusedShape::of(program, instr).filter(|_| self.attention_library);
+        match fused {
+            Some(shape) => shape.scratch(),
+            None => own(program, instr),
+        }
     }
 
     fn merged(&self, program: &Program) -> Vec<(ValueId, ValueId)> {
@@ -37,12 +41,10 @@ impl Requirements for CudaRequirements {
         Folds::of(program).early()
     }
 
-    /// The workspaces of NVIDIA's libraries and the window for batches that come ahead, which the engine
-    /// allocates once for each rank.
-    fn beside(&self, program: &Program) -> usize {
-        let shapes = program.instrs().iter().filter_map(|instr| FusedShape::of(program, instr));
-        let attention = shapes.map(|shape| shape.workspace()).max();
-        WORKSPACE + WINDOW + attention.filter(|_| self.attention_library).unwrap_or(0)
+    /// The workspace of products, which must be there before the arena is, because algorithms are chosen on it,
+    /// and the window for batches that come ahead. The engine allocates them once for each rank.
+    fn beside(&self, _program: &Program) -> usize {
+        WORKSPACE + WINDOW
     }
 }
 

@@ -128,7 +128,7 @@ pub(crate) trait Resources {
     fn product(&mut self, shape: &ProductShape) -> Result<Option<Arc<ProductPlan>>, EngineError>;
 
     /// The library's way to compute an attention, if it is there and has one.
-    fn attention(&mut self, shape: &FusedShape) -> Option<Arc<AttentionPlan>>;
+    fn attention(&mut self, shape: &FusedShape) -> Result<Option<Arc<AttentionPlan>>, EngineError>;
 
     /// This rank's endpoint to the others.
     fn endpoint(&mut self) -> Option<&mut CountedEndpoint>;

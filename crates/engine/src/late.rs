@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use phalanx_call::traffic::of_program;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_ir::random::Stream;
-use phalanx_ir::{DType, Draw, Program};
+use phalanx_ir::{Draw, Program, Stored};
 
 use crate::{
     Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
@@ -355,11 +355,11 @@ impl<E: Engine> Engine for Late<E> {
     fn draw(
         &mut self,
         into: Span,
-        dtype: DType,
+        stored: Stored,
         draw: Draw,
         first: u64,
     ) -> Result<bool, EngineError> {
-        self.inner.draw(into, dtype, draw, first)
+        self.inner.draw(into, stored, draw, first)
     }
 
     fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {

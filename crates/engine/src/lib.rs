@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
-use phalanx_ir::{DType, Draw, Program};
+use phalanx_ir::{Draw, Program, Stored};
 
 pub use counters::Counters;
 pub use disk::DiskStore;
@@ -297,17 +297,17 @@ pub trait Engine {
         Ok(())
     }
 
-    /// Fills a piece of an arena with drawn values of an element type, from that of `first` on, with the bits of
+    /// Fills a piece of an arena with drawn values, from that of `first` on, with the bits of
     /// [`Draw::at`]; the caller has waited for what uses that place. `false` from engines that do not draw: the
     /// caller uploads the values.
     fn draw(
         &mut self,
         into: Span,
-        dtype: DType,
+        stored: Stored,
         draw: Draw,
         first: u64,
     ) -> Result<bool, EngineError> {
-        let _ = (into, dtype, draw, first);
+        let _ = (into, stored, draw, first);
         Ok(false)
     }
 

@@ -1,6 +1,7 @@
 //! Initial values: each is a pure function of the seed, the parameter's name and the element's global index, so
 //! every rank, and every device, draws its own part.
 
+use crate::DType;
 use crate::model::{Init, Param};
 use crate::random::Stream;
 
@@ -27,5 +28,32 @@ impl Draw {
             Init::Normal(std) => std * self.stream.normal(index),
             Init::Uniform(bound) => bound * (2.0 * self.stream.uniform(index) - 1.0),
         }
+    }
+}
+
+/// How drawn values are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// Rounded to an element type.
+    As(DType),
+    /// Upper halves of singles, as `bf16` ([`crate::halves`]).
+    Upper,
+    /// Their lower halves, as `u16`.
+    Lower,
+}
+
+impl Stored {
+    /// The element type of the memory.
+    pub fn dtype(self) -> DType {
+        match self {
+            Stored::As(dtype) => dtype,
+            Stored::Upper => DType::Bf16,
+            Stored::Lower => DType::U16,
+        }
+    }
+
+    /// Whether it is one of two halves.
+    pub fn is_half(self) -> bool {
+        matches!(self, Stored::Upper | Stored::Lower)
     }
 }

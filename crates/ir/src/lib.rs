@@ -36,7 +36,7 @@ pub mod verify;
 pub mod vjp;
 
 pub use builder::{Builder, Tensor};
-pub use draw::Draw;
+pub use draw::{Draw, Stored};
 pub use dtype::DType;
 pub use error::IrError;
 pub use exchange::Exchange;

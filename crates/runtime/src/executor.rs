@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_engine::{Calls, Engine, EngineError, KernelCall, Span};
-use phalanx_ir::{DType, Draw};
+use phalanx_ir::{Draw, Stored};
 use phalanx_script::{
     Action, BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, PlannedScript, Script,
     ScriptError, Source, Tier,
@@ -258,11 +258,11 @@ impl<E: Engine> Executor<E> {
         &mut self,
         id: ScriptId,
         (buffer, from): (BufferId, usize),
-        (dtype, count): (DType, usize),
+        (stored, count): (Stored, usize),
         (draw, first): (Draw, u64),
     ) -> Result<bool, RuntimeError> {
-        let span = self.part(id, buffer, from, count * dtype.size())?;
-        Ok(self.engine.draw(span, dtype, draw, first)?)
+        let span = self.part(id, buffer, from, count * stored.dtype().size())?;
+        Ok(self.engine.draw(span, stored, draw, first)?)
     }
 
     /// Reads a part of a buffer to the host, starting at a byte offset.

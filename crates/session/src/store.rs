@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, TensorType, halves};
+use phalanx_ir::{DType, Draw, ElementRun, Mesh, Model, Param, Stored, TensorType, halves};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind, StateOf, StateScalar};
@@ -146,28 +146,27 @@ impl Store {
         }
         let size = held.dtype.size();
         let param = &self.params[member.param];
-        let half = self.half(kind);
+        let stored = self.stored(kind, held.dtype);
         if let Some(draw) = source.draw(param, kind)
-            && half.is_none()
-            && draws(executor, script, held, &placed, draw)?
+            && draws(executor, script, (held, stored), &placed, draw)?
         {
             return Ok(());
         }
         let narrow = (kind, held.dtype) == (StateKind::Weights, DType::Bf16);
         let from = (source, self.replica);
         let values = match master.take().filter(|(of, _)| narrow && *of == ranges) {
-            Some((_, full)) if half.is_some() => Some(full),
+            Some((_, full)) if stored.is_half() => Some(full),
             Some((_, full)) => Some(rounded(&full)),
             None => {
-                let dtype = if half.is_some() { DType::F32 } else { held.dtype };
+                let dtype = if stored.is_half() { DType::F32 } else { held.dtype };
                 read_checked(from, param, kind, &ranges, dtype)?
             }
         };
         let Some(full) = values else { return Ok(()) };
-        let values = match half {
-            None => Cow::Borrowed(&full),
-            Some(Half::Upper) => Cow::Owned(halves::split_bytes(&full).0),
-            Some(Half::Lower) => Cow::Owned(halves::split_bytes(&full).1),
+        let values = match stored {
+            Stored::As(_) => Cow::Borrowed(&full),
+            Stored::Upper => Cow::Owned(halves::split_bytes(&full).0),
+            Stored::Lower => Cow::Owned(halves::split_bytes(&full).1),
         };
         let mut rest = &values[..];
         // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
@@ -177,20 +176,19 @@ impl Store {
             executor.write_at(script, held.buffer, joined[0].at * size, own)?;
             rest = others;
         }
-        let is_full = held.dtype == DType::F32 || half.is_some();
+        let is_full = held.dtype == DType::F32 || stored.is_half();
         if kind == StateKind::Master && is_full {
             *master = Some((ranges, full));
         }
         Ok(())
     }
 
-    /// Which half of masters a kind of state is.
-    fn half(&self, kind: StateKind) -> Option<Half> {
+    /// What a buffer of a kind of state holds: with split masters, weights are upper halves.
+    fn stored(&self, kind: StateKind, dtype: DType) -> Stored {
         match kind {
-            _ if !self.split => None,
-            StateKind::Weights | StateKind::Older(_) => Some(Half::Upper),
-            StateKind::Master => Some(Half::Lower),
-            StateKind::Gradient | StateKind::Optimizer(_) => None,
+            StateKind::Weights | StateKind::Older(_) if self.split => Stored::Upper,
+            StateKind::Master if self.split => Stored::Lower,
+            _ => Stored::As(dtype),
         }
     }
 
@@ -211,7 +209,7 @@ impl Store {
                 executor.read_at(script, held.buffer, at * size, &mut bytes).map(|()| bytes)
             };
             let (mut dtype, mut bytes) = (held.dtype, read(held, placed.at)?);
-            if self.half(range.kind) == Some(Half::Lower) {
+            if self.stored(range.kind, dtype) == Stored::Lower {
                 let (weights, at) = self.upper(state, range, (held, &placed));
                 (dtype, bytes) = (DType::F32, halves::join_bytes(&read(weights, at)?, &bytes));
             }
@@ -230,7 +228,7 @@ impl Store {
         bytes: &[u8],
     ) -> Result<()> {
         for (held, placed) in self.within(state, range) {
-            let lower = self.half(range.kind) == Some(Half::Lower);
+            let lower = self.stored(range.kind, held.dtype) == Stored::Lower;
             let size = if lower { DType::F32.size() } else { held.dtype.size() };
             let first = placed.global.start - range.elements.start;
             let own = &bytes[first * size..][..placed.global.len() * size];
@@ -298,24 +296,17 @@ impl Store {
 fn draws<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,
-    held: &HeldRange,
+    (held, stored): (&HeldRange, Stored),
     placed: &[Placed],
     draw: Draw,
 ) -> Result<bool> {
     for Placed { global, at } in placed {
-        let (place, values) = ((held.buffer, at * held.dtype.size()), (held.dtype, global.len()));
+        let (place, values) = ((held.buffer, at * held.dtype.size()), (stored, global.len()));
         if !executor.draw_at(script, place, values, (draw, global.start as u64))? {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-/// One of two halves of a master.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    Upper,
-    Lower,
 }
 
 struct Placed {

@@ -8,7 +8,7 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_engine::{
     Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Way,
 };
-use phalanx_ir::{DType, Draw, Program};
+use phalanx_ir::{Draw, Program, Stored};
 
 /// A hook that can change what the wrapped engine does.
 pub trait Hook<E: Engine> {
@@ -175,11 +175,11 @@ impl<E: Engine, M: Hook<E>> Engine for Wrapped<E, M> {
     fn draw(
         &mut self,
         into: Span,
-        dtype: DType,
+        stored: Stored,
         draw: Draw,
         first: u64,
     ) -> Result<bool, EngineError> {
-        self.inner.draw(into, dtype, draw, first)
+        self.inner.draw(into, stored, draw, first)
     }
 
     fn expect(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {

@@ -89,23 +89,6 @@ impl CudaEngine {
         })
     }
 
-    /// Allocates the workspace of the library of attention, which all its plans share.
-    pub(super) fn reserve_attention(&mut self) -> Result<(), EngineError> {
-        let plans = self.attention_plans.values().flatten();
-        let bytes = plans.map(|plan| plan.workspace()).max().unwrap_or(0);
-        let has = self.attention_workspace.as_ref().map_or(0, DeviceMemory::bytes);
-        if bytes > has {
-            self.attention_workspace = None;
-            let memory = DeviceMemory::new(&self.device, bytes);
-            let fail = |error: crate::error::CudaError| EngineError::Memory {
-                bytes,
-                why: format!("{error}, for the workspace of cuDNN's attention"),
-            };
-            self.attention_workspace = Some(memory.map_err(fail)?);
-        }
-        Ok(())
-    }
-
     /// Compiles the kernels of some tasks.
     fn resolve(&self, program: &str, tasks: Vec<&mut Task>) -> Result<(), EngineError> {
         let mut kernels: Vec<_> = tasks.into_iter().flat_map(Task::kernels).collect();
@@ -155,14 +138,15 @@ impl Resources for CudaEngine {
         Ok(plan)
     }
 
-    fn attention(&mut self, shape: &FusedShape) -> Option<Arc<AttentionPlan>> {
+    fn attention(&mut self, shape: &FusedShape) -> Result<Option<Arc<AttentionPlan>>, EngineError> {
         if let Some(known) = self.attention_plans.get(shape) {
-            return known.clone();
+            return Ok(known.clone());
         }
-        // A shape that the library has no kernel for is computed by our own.
-        let plan = self.attention.as_ref()?.plan(shape).ok().map(Arc::new);
+        let Some(library) = &self.attention else { return Ok(None) };
+        // What the library has no kernel for is computed by our own.
+        let plan = library.plan(shape).map_err(|error| error.during("attention"))?.map(Arc::new);
         self.attention_plans.insert(*shape, plan.clone());
-        plan
+        Ok(plan)
     }
 
     fn endpoint(&mut self) -> Option<&mut CountedEndpoint> {

@@ -19,11 +19,10 @@ impl Counters for CudaEngine {
         Duration::ZERO
     }
 
-    /// The libraries' workspaces, tables that kernels read, and batches that came ahead.
+    /// The workspace of products, tables that kernels read, and batches that came ahead.
     fn scratch_bytes(&mut self) -> usize {
         let tables: usize = self.constants.values().map(|memory| memory.bytes()).sum();
-        let attention = self.attention_workspace.as_ref().map_or(0, |memory| memory.bytes());
-        self.workspace.bytes() + attention + tables + self.ahead.bytes()
+        self.workspace.bytes() + tables + self.ahead.bytes()
     }
 
     fn busy(&mut self) -> Option<Duration> {

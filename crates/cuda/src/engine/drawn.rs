@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use phalanx_engine::{EngineError, Span};
-use phalanx_ir::{DType, Draw, Init};
+use phalanx_ir::{DType, Draw, Init, Stored};
 
 use super::CudaEngine;
 use crate::device::Grid;
@@ -15,21 +15,19 @@ impl CudaEngine {
     pub(super) fn drawn(
         &mut self,
         into: Span,
-        dtype: DType,
+        stored: Stored,
         draw: Draw,
         first: u64,
     ) -> Result<bool, EngineError> {
         let here = into.tier == phalanx_call::Tier::Device;
-        if !here || !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16) {
-            return Ok(false);
-        }
+        let Some(element) = element(stored).filter(|_| here) else { return Ok(false) };
         let (kind, mut by) = match draw.init {
             Init::Constant(value) => ("CONSTANT", value),
             Init::Normal(std) => ("NORMAL", std),
             Init::Uniform(bound) => ("UNIFORM", bound),
         };
-        let function = self.device.functions(&[&kernel(dtype, kind)])?[0];
-        let count = into.bytes / dtype.size();
+        let function = self.device.functions(&[&kernel(element, kind)])?[0];
+        let count = into.bytes / stored.dtype().size();
         let word = |[low, high]: [u32; 2]| (u64::from(high) << 32 | u64::from(low)) as i64;
         let (key, purpose) = draw.stream.identity();
         let mut words = [
@@ -51,14 +49,25 @@ impl CudaEngine {
     }
 }
 
-fn kernel(dtype: DType, kind: &str) -> KernelSpec {
-    let spec = KernelSpec::of(Source::Draw, "draw", &[type_name(dtype), kind]);
+/// The element's name in the kernel, if there is one.
+fn element(stored: Stored) -> Option<&'static str> {
+    match stored {
+        Stored::Upper => Some("Upper"),
+        Stored::Lower => Some("Lower"),
+        Stored::As(dtype @ (DType::F64 | DType::F32 | DType::Bf16)) => Some(type_name(dtype)),
+        Stored::As(_) => None,
+    }
+}
+
+fn kernel(element: &str, kind: &str) -> KernelSpec {
+    let spec = KernelSpec::of(Source::Draw, "draw", &[element, kind]);
     KernelSpec { shared: 0, ..spec }
 }
 
 /// All kernels, to see whether they compile.
 #[cfg(test)]
 pub(crate) fn kernels() -> impl Iterator<Item = KernelSpec> {
-    let types = [DType::F64, DType::F32, DType::Bf16];
-    types.into_iter().flat_map(|dtype| ["CONSTANT", "NORMAL", "UNIFORM"].map(|k| kernel(dtype, k)))
+    let types = [DType::F64, DType::F32, DType::Bf16].map(Stored::As);
+    let elements = types.into_iter().chain([Stored::Upper, Stored::Lower]).filter_map(element);
+    elements.flat_map(|element| ["CONSTANT", "NORMAL", "UNIFORM"].map(|k| kernel(element, k)))
 }

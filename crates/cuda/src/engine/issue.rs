@@ -40,14 +40,12 @@ impl CudaEngine {
             // SAFETY: as above.
             Task::Product(product) => issued(unsafe { product.run(&run, library) }),
             Task::Attention(call) => {
-                let workspace = self.attention_workspace.as_ref();
-                let workspace = workspace.map_or(0, |memory| memory.address());
                 let Some(library) = &self.attention else {
                     let why = "the library of attention is not open".to_owned();
                     return Err(EngineError::Failed { program: program.to_owned(), why });
                 };
-                // SAFETY: as above; the workspace was reserved for all plans.
-                issued(unsafe { call.run(&run, library, workspace) })
+                // SAFETY: as above.
+                issued(unsafe { call.run(&run, library) })
             }
             Task::Copy { from, to, bytes } => {
                 let (from, to) = (run.address(*from), run.address(*to));

@@ -162,8 +162,13 @@ impl Graph {
         Ok(())
     }
 
-    /// The library's first proposal that it can build.
-    pub(super) fn plan(self, library: &AttentionLibrary) -> Result<Plan, CudaError> {
+    /// The library's first proposal that it can build and that needs no more than `most` bytes of workspace;
+    /// nothing if it can build none.
+    pub(super) fn plan(
+        self,
+        library: &AttentionLibrary,
+        most: usize,
+    ) -> Result<Option<Plan>, CudaError> {
         let graph = Descriptor::new(self.table, Kind::OperationGraph)?;
         let operations: Vec<Handle> = self.operations.iter().map(|op| op.handle).collect();
         graph.set(801, Of::Descriptor, &operations)?.set(800, Of::Handle, &[library.handle])?;
@@ -180,7 +185,7 @@ impl Graph {
             .collect::<Result<_, _>>()?;
         let mut room: Vec<Handle> = configs.iter().map(|config| config.handle).collect();
         let count = heuristics.get(202, Of::Descriptor, &mut room)?;
-        let mut refused = None;
+        let mut least = None;
         for config in configs.into_iter().take(count) {
             let plan = Descriptor::new(self.table, Kind::ExecutionPlan)?;
             plan.set(400, Of::Handle, &[library.handle])?.set(
@@ -188,22 +193,30 @@ impl Graph {
                 Of::Descriptor,
                 &[config.handle],
             )?;
-            match plan.finish() {
-                Err(error) => refused = Some(error),
-                Ok(plan) => {
-                    let mut bytes = [0i64];
-                    plan.get(402, Of::I64, &mut bytes)?;
-                    let workspace = bytes[0] as usize;
-                    return Ok(Plan { plan, workspace, _made_from: (self, graph, config) });
-                }
+            let Ok(plan) = plan.finish() else { continue };
+            let mut bytes = [0i64];
+            plan.get(402, Of::I64, &mut bytes)?;
+            let workspace = bytes[0] as usize;
+            if workspace <= most {
+                return Ok(Some(Plan {
+                    plan,
+                    #[cfg(test)]
+                    workspace,
+                    _made_from: (self, graph, config),
+                }));
             }
+            least = Some(least.unwrap_or(workspace).min(workspace));
         }
-        let none = || CudaError::Call {
-            function: "cuDNN's heuristics",
-            why: "they propose no kernel for this attention".to_owned(),
-        };
-        Err(refused.unwrap_or_else(none))
+        least.map_or(Ok(None), |least| Err(too_large(least, most)))
     }
+}
+
+fn too_large(workspace: usize, most: usize) -> CudaError {
+    let why = format!(
+        "all kernels that it proposes ask for a workspace of {workspace} bytes or more, and {most} were planned: \
+         this version of cuDNN needs more than those that were tried (docs/gpu.md)"
+    );
+    CudaError::Call { function: "cuDNN's heuristics", why }
 }
 
 /// Of the library's heuristics: those that it knows best.
@@ -215,6 +228,8 @@ const MOST_PLANS: usize = 8;
 /// A graph for which the library has a kernel.
 pub(super) struct Plan {
     plan: Descriptor,
+    /// Bytes that the library asks for.
+    #[cfg(test)]
     pub(super) workspace: usize,
     _made_from: (Graph, Descriptor, Descriptor),
 }

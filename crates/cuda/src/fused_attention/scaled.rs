@@ -64,6 +64,8 @@ struct Build {
     views: Views,
     scale: f32,
     scalars: Vec<(TensorId, f32)>,
+    /// Bytes of workspace that were planned.
+    most: usize,
 }
 
 impl Build {
@@ -77,6 +79,7 @@ impl Build {
             views: Views { batch, heads, groups, positions, size },
             scale: 1.0 / (size as f32).sqrt(),
             scalars: Vec::new(),
+            most: shape.workspace(),
         }
     }
 
@@ -143,8 +146,9 @@ impl Build {
         self,
         library: &AttentionLibrary,
         tensors: Vec<TensorId>,
-    ) -> Result<Attention, CudaError> {
-        Ok(Attention { plan: self.graph.plan(library)?, tensors, scalars: self.scalars })
+    ) -> Result<Option<Attention>, CudaError> {
+        let plan = self.graph.plan(library, self.most)?;
+        Ok(plan.map(|plan| Attention { plan, tensors, scalars: self.scalars }))
     }
 }
 
@@ -152,7 +156,7 @@ impl Build {
 pub(super) fn forward(
     library: &AttentionLibrary,
     shape: &FusedShape,
-) -> Result<Attention, CudaError> {
+) -> Result<Option<Attention>, CudaError> {
     let mut b = Build::new(library, shape);
     let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =
@@ -186,7 +190,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     library: &AttentionLibrary,
     shape: &FusedShape,
-) -> Result<Attention, CudaError> {
+) -> Result<Option<Attention>, CudaError> {
     let mut b = Build::new(library, shape);
     let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =

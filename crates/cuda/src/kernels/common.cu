@@ -43,6 +43,14 @@ __device__ __forceinline__ float load(half x) {
 }
 
 // The nearest number of an element type, ties to even.
+// The nearest bf16 of a single, ties away from zero, and its lower 16 bits (crates/ir/src/halves.rs); NaN stays NaN.
+__device__ __forceinline__ void split_halves(float x, u16& upper, u16& lower) {
+    u32 b = __float_as_uint(x);
+    bool nan = (b & 0x7fffffff) > 0x7f800000;
+    upper = (u16)(nan ? b >> 16 | 0x40 : (b + 0x8000) >> 16);
+    lower = nan ? (u16)0 : (u16)b;
+}
+
 template <class T> struct Store;
 template <> struct Store<double> {
     static __device__ __forceinline__ double of(double x) { return x; }

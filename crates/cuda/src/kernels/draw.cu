@@ -30,6 +30,24 @@ __device__ __forceinline__ double unit_interval(u32 high, u32 low) {
     return (double)(((u64)high << 32 | low) >> 11) * (1.0 / 9007199254740992.0);
 }
 
+// Halves of singles.
+struct Upper { u16 bits; };
+struct Lower { u16 bits; };
+template <> struct Store<Upper> {
+    static __device__ __forceinline__ Upper of(double x) {
+        u16 upper, lower;
+        split_halves((float)x, upper, lower);
+        return Upper{upper};
+    }
+};
+template <> struct Store<Lower> {
+    static __device__ __forceinline__ Lower of(double x) {
+        u16 upper, lower;
+        split_halves((float)x, upper, lower);
+        return Lower{lower};
+    }
+};
+
 enum { CONSTANT, NORMAL, UNIFORM };
 
 // The elements from `first` on: a constant, or numbers of the stream with this key and purpose. Narrow types are

@@ -37,12 +37,8 @@ template <> struct Halves<bf16> {
     static __device__ __forceinline__ float join(bf16 w, u16 low) {
         return __uint_as_float((u32)(u16)(w.bits - (low >> 15)) << 16 | low);
     }
-    // The nearest number, ties away from zero; NaN stays NaN.
     static __device__ __forceinline__ void split(float x, bf16& w, u16& low) {
-        u32 b = __float_as_uint(x);
-        bool nan = (b & 0x7fffffff) > 0x7f800000;
-        w.bits = (u16)(nan ? b >> 16 | 0x40 : (b + 0x8000) >> 16);
-        low = nan ? (u16)0 : (u16)b;
+        split_halves(x, w.bits, low);
     }
 };
 

@@ -16,7 +16,7 @@ use phalanx_ir::random::philox;
 
 use super::plan::{Algorithm, Extra, ProductLibrary, ProductPlan, WORKSPACE, check};
 use super::shape::{Epilogue, ProductShape};
-use crate::cache;
+use crate::cache::{self, Cache};
 use crate::device::{DeviceMemory, Stream};
 use crate::error::CudaError;
 use crate::kernels::is_narrow;
@@ -63,29 +63,8 @@ impl ProductLibrary {
         if let Some(known) = chosen.get(&key) {
             return Ok(*known);
         }
-        let kept = || {
-            let bytes = cache::find(&key)?;
-            let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-            let algorithm: Algorithm = words.collect::<Vec<_>>().try_into().ok()?;
-            proposals.contains(&algorithm).then_some(algorithm)
-        };
-        let algorithm = match kept() {
-            Some(algorithm) => algorithm,
-            // Without a cache, other processes could not learn what this one finds.
-            None => match cache::lock("products.lock") {
-                None => proposals[0],
-                Some(_held) => match kept() {
-                    Some(algorithm) => algorithm,
-                    None => {
-                        if let Some(best) = self.fastest(shape, plan, proposals, place)? {
-                            cache::keep(&key, &proposals[best].map(u64::to_le_bytes).concat());
-                        }
-                        // What could not be kept, others would not find.
-                        kept().unwrap_or(proposals[0])
-                    }
-                },
-            },
-        };
+        let measure = || self.fastest(shape, plan, proposals, place);
+        let algorithm = kept_or_measured(&Cache::here(), &key, proposals, measure)?;
         chosen.insert(key, algorithm);
         Ok(algorithm)
     }
@@ -133,6 +112,34 @@ impl ProductLibrary {
         }
         Ok(format!("cublasLt {numbers:?}"))
     }
+}
+
+/// What an earlier run chose, or else what is measured now, by one process of a host at a time; the first
+/// proposal where no choice can be kept, because others could not learn of it.
+fn kept_or_measured(
+    cache: &Cache,
+    key: &str,
+    proposals: &[Algorithm],
+    measure: impl FnOnce() -> Result<Option<usize>, CudaError>,
+) -> Result<Algorithm, CudaError> {
+    let kept = || {
+        let bytes = cache.find(key)?;
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let algorithm: Algorithm = words.collect::<Vec<_>>().try_into().ok()?;
+        proposals.contains(&algorithm).then_some(algorithm)
+    };
+    if let Some(algorithm) = kept() {
+        return Ok(algorithm);
+    }
+    let Some(_held) = cache.lock("products.lock") else { return Ok(proposals[0]) };
+    // Another process may have measured while this one waited.
+    if let Some(algorithm) = kept() {
+        return Ok(algorithm);
+    }
+    if let Some(best) = measure()? {
+        cache.keep(key, &proposals[best].map(u64::to_le_bytes).concat());
+    }
+    Ok(kept().unwrap_or(proposals[0]))
 }
 
 /// The proposal with the least median, if it clearly beats the first one.
@@ -197,8 +204,60 @@ fn random_block() -> Vec<u8> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
     use super::*;
+
+    fn proposals() -> [Algorithm; 3] {
+        [1, 2, 3].map(|number| [number; 8])
+    }
+
+    /// A cache in a folder of its own, and the same one without a file system.
+    fn caches() -> (tempfile::TempDir, Cache, Cache) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(Some(folder.path().to_path_buf()));
+        (folder, cache, Cache::at(None))
+    }
+
+    #[test]
+    fn a_choice_is_measured_once_and_then_the_same_for_all() {
+        let ([first, _, third], (folder, cache, none)) = (proposals(), caches());
+        let choose = |cache: &Cache, measured| {
+            kept_or_measured(cache, "key", &proposals(), || Ok(measured)).unwrap()
+        };
+        assert_eq!(choose(&none, Some(2)), first, "nobody else would learn of it");
+        assert_eq!(choose(&cache, None), first, "no room to measure");
+        assert_eq!(choose(&cache, Some(2)), third);
+        assert_eq!(choose(&cache, Some(1)), third, "it was kept");
+        // A library that no longer proposes it, and a file that was cut short.
+        let shorter = kept_or_measured(&cache, "key", &proposals()[..2], || Ok(Some(0))).unwrap();
+        assert_eq!(shorter, first);
+        std::fs::write(folder.path().join("key"), [1, 2, 3]).unwrap();
+        assert_eq!(choose(&cache, Some(2)), third);
+    }
+
+    #[test]
+    fn processes_that_choose_at_once_choose_the_same() {
+        let (folder, ..) = caches();
+        let measured = std::sync::atomic::AtomicUsize::new(0);
+        let one = |rank: usize| {
+            // A lock of its own, as another process has.
+            let cache = Cache::at(Some(folder.path().to_path_buf()));
+            let measure = || {
+                measured.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+                Ok(Some(rank % 3))
+            };
+            kept_or_measured(&cache, "key", &proposals(), measure).unwrap()
+        };
+        let one = &one;
+        let chosen: Vec<Algorithm> = std::thread::scope(|scope| {
+            let ranks = [0, 1, 2, 3].map(|rank| scope.spawn(move || one(rank)));
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert!(chosen.iter().all(|one| *one == chosen[0]), "{chosen:?}");
+        assert_eq!(measured.into_inner(), 1);
+    }
 
     #[test]
     fn another_proposal_must_be_clearly_faster_than_the_first() {

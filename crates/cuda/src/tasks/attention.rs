@@ -54,15 +54,14 @@ fn fused(
     let whole = |var: &Var| var.valid == var.shape;
     let shape = FusedShape::of(op.program, op.instr);
     let shape = shape.filter(|_| whole(&inputs[0]) && whole(&inputs[1]));
-    let Some(plan) = shape.and_then(|shape| op.engine.attention(&shape)) else {
-        return Ok(None);
-    };
+    let Some(shape) = shape else { return Ok(None) };
+    let Some(plan) = op.engine.attention(&shape)? else { return Ok(None) };
     let results = op.outputs();
     let mut operands: Vec<Place> = inputs.iter().chain(&results).map(Var::place).collect();
     if backward {
         operands.push(op.scratch_at(0)?);
     }
-    Ok(Some(FusedCall::new(plan, operands)))
+    Ok(Some(FusedCall::new(plan, op.scratch_at(shape.per_query())?, operands)))
 }
 
 /// Sizes, masks and which part of the attention this rank holds (`Attend`).

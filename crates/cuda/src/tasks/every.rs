@@ -41,8 +41,11 @@ impl Resources for Paper {
         Ok(None)
     }
 
-    fn attention(&mut self, _shape: &FusedShape) -> Option<Arc<AttentionPlan>> {
-        None
+    fn attention(
+        &mut self,
+        _shape: &FusedShape,
+    ) -> Result<Option<Arc<AttentionPlan>>, EngineError> {
+        Ok(None)
     }
 
     fn endpoint(&mut self) -> Option<&mut CountedEndpoint> {
