@@ -38,5 +38,5 @@ if [ -z "${BENCH_ONLY:-}" ]; then
   cp -r tests/fixtures "$out/tests/"
   cp docs/composition.md "$out/docs/"
 fi
-cp tools/gpu/run.sh "$out/run.sh"
+cp tools/gpu/{run.sh,beside_torch.py,kernels.py} "$out/"
 du -sh "$out"

@@ -120,11 +120,18 @@ layouts() {
   PRESET=mnist-cnn verify "convolutions" train.batch_size=8
   PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
   PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
+  verify "2D, tp 4, streamed" parallel.tp=4 parallel.tp_kind=2d parallel.stream=true
+  verify "tp 2, sp, streamed" parallel.tp=2 parallel.sp=true parallel.stream=true
+  verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor optim.betas=[0,0]
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
   done
   for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.pp=2,train.microbatches=4; do
     verify "f16 ${layout:-one rank}" precision.compute=f16 precision.weights=f16 ${layout//,/ }
+  done
+  for layout in "" parallel.tp=2,parallel.dp=2,parallel.zero=2 parallel.pp=2,train.microbatches=4; do
+    verify "bf16, split masters ${layout:-one rank}" precision.compute=bf16 precision.weights=bf16 precision.masters=split ${layout//,/ }
+    verify "bf16, residual stream of f32 ${layout:-one rank}" precision.compute=bf16 precision.weights=bf16 precision.residual=f32 ${layout//,/ }
   done
   verify "tf32, tp 2" precision.compute=f32 precision.tf32=true parallel.tp=2
   local log="$results/launch.json"
@@ -148,7 +155,11 @@ numbers() {
   ratio "tp 2" "$one" "$results/bench-gpt2-124m-tp-2.json"
   ratio "ZeRO-3 2" "$one" "$results/bench-gpt2-124m-zero-3.json"
   ratio "pp 2" "$one" "$results/bench-gpt2-124m-pp-2.json"
-  [ -n "${QUICK:-}" ] || bench "llama-0.95b" llama-0.95b train.microbatches=1
+  [ -z "${QUICK:-}" ] || return
+  bench "llama-0.95b" llama-0.95b train.microbatches=1
+  bench "llama-0.95b, split masters" llama-0.95b train.microbatches=1 precision.masters=split
+  bench "llama-0.95b, gradients of f32" llama-0.95b train.microbatches=1 precision.grads=f32
+  bench "llama-0.95b, gradients and residual stream of f32" llama-0.95b train.microbatches=1 precision.grads=f32 precision.residual=f32
 }
 
 # Of packages that mostly test other things, only the tests that need a GPU.
