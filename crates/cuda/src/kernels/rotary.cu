@@ -22,41 +22,32 @@ __global__ void rotary(const T* x, const typename Of<T>::Acc* cosines, const typ
     }
 }
 
-// The same for heads without padding whose halves are packs: 16 bytes of each half of a head at a time, and
-// `HEADS` neighbours of a position with the same angles.
-template <class T, int HEADS>
+// The same for heads without padding whose halves are packs: 16 bytes of each half of a thread at a time.
+template <class T>
 __global__ void rotary_packs(const T* x, const typename Of<T>::Acc* cosines, const typename Of<T>::Acc* sines,
                              T* y, i64 count, i64 positions, i64 heads, i64 size, double sign) {
     typedef typename Of<T>::Acc A;
     const int V = Wide<T>::N;
-    u32 half = (u32)size / 2, each = half / V, groups = (u32)heads / HEADS;
+    u32 half = (u32)size / 2, each = half / V;
     const A turned = A(sign);
     for (u64 i = thread_index(); i < (u64)count; i += thread_count()) {
-        u64 group = (u64)count >> 32 ? i / each : (u32)i / each;
-        u32 pair = (u32)(i - group * each) * V;
-        u64 row = group >> 32 ? group / groups : (u32)group / groups;
+        u64 head = (u64)count >> 32 ? i / each : (u32)i / each;
+        u32 pair = (u32)(i - head * each) * V;
+        u64 row = head >> 32 ? head / (u64)heads : (u32)head / (u32)heads;
         u64 position = row >> 32 ? row % (u64)positions : (u32)row % (u32)positions;
-        u64 angle = position * half + pair, at = group * HEADS * (u64)size + pair;
-        Wide<T> a[HEADS], b[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            a[h] = *(const Wide<T>*)(x + at + h * size);
-            b[h] = *(const Wide<T>*)(x + at + h * size + half);
-        }
+        u64 angle = position * half + pair, at = head * (u64)size + pair;
+        Wide<T> a = *(const Wide<T>*)(x + at), b = *(const Wide<T>*)(x + at + half);
         Pack<A, V> c = *(const Pack<A, V>*)(cosines + angle), s = *(const Pack<A, V>*)(sines + angle);
+        A left[V], right[V];
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            A left[V], right[V];
-#pragma unroll
-            for (int e = 0; e < V; e++) {
-                A turn = turned * s.at[e];
-                left[e] = a[h].at(e) * c.at[e] - b[h].at(e) * turn;
-                right[e] = b[h].at(e) * c.at[e] + a[h].at(e) * turn;
-            }
-            a[h].put(left);
-            b[h].put(right);
-            *(Wide<T>*)(y + at + h * size) = a[h];
-            *(Wide<T>*)(y + at + h * size + half) = b[h];
+        for (int e = 0; e < V; e++) {
+            A turn = turned * s.at[e];
+            left[e] = a.at(e) * c.at[e] - b.at(e) * turn;
+            right[e] = b.at(e) * c.at[e] + a.at(e) * turn;
         }
+        a.put(left);
+        b.put(right);
+        *(Wide<T>*)(y + at) = a;
+        *(Wide<T>*)(y + at + half) = b;
     }
 }

@@ -130,18 +130,14 @@ fn turned(op: &mut Operation<'_>, rotary: &Rotary) -> Result<Tasks, EngineError>
     let each = x.valid[3] / 2 + x.shape[3] - x.valid[3];
     let (wide, half) = (16 / x.dtype.size(), x.shape[3] / 2);
     let packs = x.valid[3] == x.shape[3] && half.is_multiple_of(wide);
-    // Neighbours with the same angles, of which a thread takes a pack each.
-    let heads = [4, 2].into_iter().find(|heads| x.shape[2].is_multiple_of(*heads)).unwrap_or(1);
-    let count = if packs { x.rows() / heads * (half / wide) } else { x.rows() * each };
+    let count = x.rows() * if packs { half / wide } else { each };
     let mut args = vec![x.arg(), cosines, sines, out.arg(), Arg::Int(count as i64)];
     args.extend([positions, x.shape[2], x.shape[3]].map(|n| Arg::Int(n as i64)));
     args.extend((!packs).then_some(Arg::Int(x.valid[3] as i64)));
     args.push(Arg::Real(if rotary.inverse { -1.0 } else { 1.0 }));
-    let (of, heads) = (op.float(x.dtype)?, heads.to_string());
-    let kernel = match packs {
-        true => KernelSpec::of(Source::Rotary, "rotary_packs", &[of, &heads]),
-        false => KernelSpec::of(Source::Rotary, "rotary", &[of]),
-    };
+    let name = if packs { "rotary_packs" } else { "rotary" };
+    let kernel = KernelSpec::of(Source::Rotary, name, &[op.float(x.dtype)?]);
+    // A thread takes one pack: more of them in turn are slower.
     let blocks = count.div_ceil(THREADS as usize).clamp(1, 1 << 24) as u32;
     Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], THREADS, args))])
 }
