@@ -1,5 +1,6 @@
 //! Attention by cuDNN, in bf16 or f16: the whole of it, forward or backward, is one fused kernel.
 
+mod choice;
 mod descriptor;
 mod graph;
 mod scaled;
@@ -114,12 +115,16 @@ impl AttentionLibrary {
         Ok(Self { table, handle })
     }
 
-    /// The library's first proposal for an attention that needs no more workspace than was planned for it;
-    /// nothing if it has no kernel for such heads on this GPU.
-    pub(crate) fn plan(&self, shape: &FusedShape) -> Result<Option<AttentionPlan>, CudaError> {
+    /// The library's first proposal for an attention, of those from number `from` on, that needs no more workspace
+    /// than was planned for it; nothing if it has no kernel for such heads on this GPU.
+    pub(crate) fn plan(
+        &self,
+        shape: &FusedShape,
+        from: usize,
+    ) -> Result<Option<AttentionPlan>, CudaError> {
         let made = match shape.backward {
-            false => scaled::forward(self, shape),
-            true => scaled::backward(self, shape),
+            false => scaled::forward(self, (shape, from)),
+            true => scaled::backward(self, (shape, from)),
         }?;
         Ok(made.map(|made| AttentionPlan { made }))
     }
@@ -243,7 +248,7 @@ mod tests {
                 let shape = FusedShape { of, batch, positions, heads, groups, size, backward };
                 let planned = shape.workspace();
                 assert_eq!(
-                    library.plan(&shape).unwrap().unwrap().workspace(),
+                    library.plan(&shape, 0).unwrap().unwrap().workspace(),
                     planned,
                     "{shape:?}"
                 );

@@ -7,6 +7,7 @@
 //! is, and kept on disk.
 
 mod cache;
+mod choice;
 mod compiler;
 mod device;
 mod engine;

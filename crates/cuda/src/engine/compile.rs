@@ -144,7 +144,12 @@ impl Resources for CudaEngine {
         }
         let Some(library) = &self.attention else { return Ok(None) };
         // What the library has no kernel for is computed by our own.
-        let plan = library.plan(shape).map_err(|error| error.during("attention"))?.map(Arc::new);
+        let plan = if self.library.measures {
+            library.best_plan(shape, &self.stream)
+        } else {
+            library.plan(shape, 0)
+        };
+        let plan = plan.map_err(|error| error.during("attention"))?.map(Arc::new);
         self.attention_plans.insert(*shape, plan.clone());
         Ok(plan)
     }

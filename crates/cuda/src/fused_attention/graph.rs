@@ -162,12 +162,12 @@ impl Graph {
         Ok(())
     }
 
-    /// The library's first proposal that it can build and that needs no more than `most` bytes of workspace;
-    /// nothing if it can build none.
+    /// The library's first proposal, of those from number `from` on, that it can build and that needs no more
+    /// than `most` bytes of workspace; nothing if it can build none.
     pub(super) fn plan(
         self,
         library: &AttentionLibrary,
-        most: usize,
+        (from, most): (usize, usize),
     ) -> Result<Option<Plan>, CudaError> {
         let graph = Descriptor::new(self.table, Kind::OperationGraph)?;
         let operations: Vec<Handle> = self.operations.iter().map(|op| op.handle).collect();
@@ -186,7 +186,7 @@ impl Graph {
         let mut room: Vec<Handle> = configs.iter().map(|config| config.handle).collect();
         let count = heuristics.get(202, Of::Descriptor, &mut room)?;
         let mut least = None;
-        for config in configs.into_iter().take(count) {
+        for (number, config) in configs.into_iter().enumerate().take(count).skip(from) {
             let plan = Descriptor::new(self.table, Kind::ExecutionPlan)?;
             plan.set(400, Of::Handle, &[library.handle])?.set(
                 401,
@@ -200,6 +200,7 @@ impl Graph {
             if workspace <= most {
                 return Ok(Some(Plan {
                     plan,
+                    number,
                     #[cfg(test)]
                     workspace,
                     _made_from: (self, graph, config),
@@ -223,11 +224,13 @@ fn too_large(workspace: usize, most: usize) -> CudaError {
 const MODE_A: i32 = 3;
 
 /// The most proposals that are looked at.
-const MOST_PLANS: usize = 8;
+pub(super) const MOST_PLANS: usize = 8;
 
 /// A graph for which the library has a kernel.
 pub(super) struct Plan {
     plan: Descriptor,
+    /// Which of the library's proposals it is.
+    pub(super) number: usize,
     /// Bytes that the library asks for.
     #[cfg(test)]
     pub(super) workspace: usize,

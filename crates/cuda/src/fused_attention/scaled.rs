@@ -64,12 +64,12 @@ struct Build {
     views: Views,
     scale: f32,
     scalars: Vec<(TensorId, f32)>,
-    /// Bytes of workspace that were planned.
-    most: usize,
+    /// From which proposal on, and bytes of workspace that were planned.
+    limits: (usize, usize),
 }
 
 impl Build {
-    fn new(library: &AttentionLibrary, shape: &FusedShape) -> Self {
+    fn new(library: &AttentionLibrary, (shape, from): (&FusedShape, usize)) -> Self {
         let FusedShape { batch, positions, heads, groups, size, .. } = *shape;
         let [batch, positions, heads, groups, size] =
             [batch, positions, heads, groups, size].map(|n| n as i64);
@@ -79,7 +79,7 @@ impl Build {
             views: Views { batch, heads, groups, positions, size },
             scale: 1.0 / (size as f32).sqrt(),
             scalars: Vec::new(),
-            most: shape.workspace(),
+            limits: (from, shape.workspace()),
         }
     }
 
@@ -147,7 +147,7 @@ impl Build {
         library: &AttentionLibrary,
         tensors: Vec<TensorId>,
     ) -> Result<Option<Attention>, CudaError> {
-        let plan = self.graph.plan(library, self.most)?;
+        let plan = self.graph.plan(library, self.limits)?;
         Ok(plan.map(|plan| Attention { plan, tensors, scalars: self.scalars }))
     }
 }
@@ -155,9 +155,9 @@ impl Build {
 /// Scores, mask, softmax, product with v, and the log-sum-exp.
 pub(super) fn forward(
     library: &AttentionLibrary,
-    shape: &FusedShape,
+    asked: (&FusedShape, usize),
 ) -> Result<Option<Attention>, CudaError> {
-    let mut b = Build::new(library, shape);
+    let mut b = Build::new(library, asked);
     let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =
         (b.views.rows(heads), b.views.transposed(groups), b.views.rows(groups));
@@ -189,9 +189,9 @@ pub(super) fn forward(
 /// pairs of positions.
 pub(super) fn backward(
     library: &AttentionLibrary,
-    shape: &FusedShape,
+    asked: (&FusedShape, usize),
 ) -> Result<Option<Attention>, CudaError> {
-    let mut b = Build::new(library, shape);
+    let mut b = Build::new(library, asked);
     let (of, heads, groups) = (b.of, b.views.heads, b.views.groups);
     let (of_q, of_k, of_v) =
         (b.views.rows(heads), b.views.transposed(groups), b.views.rows(groups));

@@ -11,6 +11,7 @@ library! {
     fn cudnnCreate(*mut Handle);
     fn cudnnDestroy(Handle);
     fn cudnnSetStream(Handle, Handle);
+    fn cudnnGetProperty(i32, *mut i32);
     fn cudnnGetLastErrorString(*mut u8, usize);
     fn cudnnBackendCreateDescriptor(i32, *mut Handle);
     fn cudnnBackendDestroyDescriptor(Handle);

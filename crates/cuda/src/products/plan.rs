@@ -17,7 +17,7 @@ pub(crate) const WORKSPACE: usize = 32 << 20;
 const MOST_PROPOSALS: usize = 8;
 
 /// An algorithm, as the library writes it down.
-pub(super) type Algorithm = [u64; 8];
+pub(super) use crate::choice::Proposal as Algorithm;
 
 /// Where the operands and results of an epilogue lie.
 #[derive(Clone, Copy, Debug)]
