@@ -4,7 +4,7 @@ use phalanx_error::Result;
 use phalanx_models::port;
 use phalanx_script::ScriptKey;
 
-use crate::command::Command;
+use crate::command::{Command, Reply};
 use crate::{Field, Forward, Session, StepData, forward};
 
 /// Samples that count, and how many of them were classified right.
@@ -57,24 +57,35 @@ fn classes<'a>(data: &StepData<'a>) -> Option<&'a [i32]> {
 
 impl Session {
     /// How many samples of the batch that was just trained on, or evaluated, were classified right.
-    /// `None` if the model classifies nothing or exposes no logits here, or if this process does not have all
-    /// of them.
+    /// `None` if the model classifies nothing or exposes no logits here. Replicas that train by themselves are
+    /// counted each on its share of the batch.
     pub fn accuracy(&mut self, key: ScriptKey, data: &StepData<'_>) -> Result<Option<Accuracy>> {
         let Some(classes) = classes(data) else { return Ok(None) };
-        if self.known.first_ranks.len() > 1 || !self.known.predicting.contains(&key) {
+        if !self.known.predicting.contains(&key) {
             return Ok(None);
         }
-        let parts = self.known.settings.microbatches;
+        let (parts, replicas) = (self.known.settings.microbatches, self.known.first_ranks.len());
         let mut all = Accuracy::default();
-        for (microbatch, classes) in classes.chunks(classes.len() / parts).enumerate() {
-            let port = port::PREDICTION;
-            let answers = self.ranks.ask(Command::Show { key, port, microbatch })?;
-            if answers.len() < self.ranks.world() {
-                return Ok(None);
+        let mut shares = classes.chunks(classes.len() / (parts * replicas));
+        for microbatch in 0..parts {
+            let answers =
+                self.ranks.ask(Command::Show { key, port: port::PREDICTION, microbatch })?;
+            for logits in self.logits(answers)? {
+                all.count(&logits, shares.next().unwrap_or_default());
             }
-            all.count(&forward::gathered(port, answers)?.to_f64(), classes);
         }
         Ok(Some(all))
+    }
+
+    /// The logits of each replica, from the answers of all ranks.
+    fn logits(&self, answers: Vec<Reply>) -> Result<Vec<Vec<f64>>> {
+        let mut by_replica: Vec<Vec<Reply>> = Vec::new();
+        by_replica.resize_with(self.known.first_ranks.len(), Vec::new);
+        for (rank, answer) in answers.into_iter().enumerate() {
+            by_replica[self.known.replicas[rank]].push(answer);
+        }
+        let logits = |own| Ok(forward::gathered(port::PREDICTION, own)?.to_f64());
+        by_replica.into_iter().map(logits).collect()
     }
 }
 

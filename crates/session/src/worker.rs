@@ -3,6 +3,7 @@
 mod ahead;
 mod block;
 mod counted;
+mod kept;
 mod load;
 mod results;
 
@@ -18,6 +19,7 @@ use phalanx_script::{
     StateKind,
 };
 
+use self::kept::Kept;
 use self::load::LoadCounter;
 use super::command::{
     BatchSource, Command, Exposed, Given, Reply, StatePiece, StateRange, StepReply,
@@ -54,6 +56,8 @@ pub struct RankWorker<E: Engine> {
     pulse: Option<Pulse>,
     /// How many tokens of the last step chose which expert.
     load: LoadCounter,
+    /// Predictions of the last step that would be lost.
+    kept: Kept,
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -124,6 +128,7 @@ impl<E: Engine> RankWorker<E> {
             at,
             pulse,
             load: LoadCounter::default(),
+            kept: Kept::default(),
         })
     }
 
@@ -237,6 +242,7 @@ impl<E: Engine> RankWorker<E> {
                 // Now: another script may use the same memory.
                 result = Some(self.result(id, 0, step)?);
                 self.load.count(&mut self.executor, id, &self.at)?;
+                self.keep_predictions(id, keys.len() > 1 || saves)?;
             }
         }
         self.pulse.iter().for_each(|pulse| pulse.end(step));
@@ -295,6 +301,9 @@ impl<E: Engine> RankWorker<E> {
 
     /// What this rank holds of a value that the last run of a script exposes.
     fn shown(&mut self, key: ScriptKey, port: &str, microbatch: usize) -> Result<Option<Exposed>> {
+        if let Some(kept) = self.kept.of(key, port, microbatch) {
+            return Ok(kept);
+        }
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let (mesh, rank) = &self.at;
         shown(&mut self.executor, script, (mesh, *rank), (port, microbatch))

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod checkpoints;
+mod closing;
 mod convert;
 pub mod doctor;
 pub mod eval;

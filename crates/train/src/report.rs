@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use crate::checkpoints::CommittedCheckpoint;
+use crate::closing::{PerStep, closing, next, where_traced};
 use crate::metrics::{
     EvaluationLine, GpuPart, LoadPlot, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step,
     StepLine, Summary, ZScore,
@@ -67,7 +68,7 @@ pub(crate) struct Report {
     /// Time spent in steps.
     spent: Duration,
     started: Instant,
-    evaluated: Option<f64>,
+    evaluated: Option<(f64, Option<f64>)>,
     traced: Option<Written>,
     /// Steps that were taken before this program started.
     resumed_at: usize,
@@ -193,7 +194,7 @@ impl Report {
     pub(crate) fn evaluation(&mut self, evaluation: EvaluationLine) -> Result<()> {
         let EvaluationLine { after_step, val_loss, val_accuracy } = evaluation;
         self.plot.held_out.push((after_step, val_loss));
-        self.evaluated = Some(val_loss);
+        self.evaluated = Some((val_loss, val_accuracy));
         let json = evaluation.to_json();
         self.append(&json)?;
         self.print(&json);
@@ -303,7 +304,7 @@ impl Report {
     }
 
     /// Writes the plot, and reports the whole run.
-    pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
+    pub(crate) fn finish(mut self, parameters: u64, train: PerStep) -> Result<Summary> {
         self.run.as_ref().map_or(Ok(()), |run| run.write_plots(&self.plot, &self.experts))?;
         self.times.mark(Spent::Start);
         let ledger = LedgerLine::from(self.times.ledger());
@@ -313,17 +314,16 @@ impl Report {
         let steps = self.plot.losses.len();
         // A run that was resumed under another name has no losses of the steps before.
         let taken = self.plot.losses.iter().filter(|(step, _)| *step > self.resumed_at).count();
-        let tokens = tokens_per_step * taken as u64;
         let summary = Summary {
             steps,
             first_loss: loss(self.plot.losses.first()),
             last_loss: loss(self.plot.losses.last()),
-            val_loss: self.evaluated,
+            val_loss: self.evaluated.map(|(loss, _)| loss),
+            val_accuracy: self.evaluated.and_then(|(_, accuracy)| accuracy),
             entropy_floor: self.plot.entropy_floor,
             parameters,
-            tokens,
+            taken: train.times(taken as u64, seconds),
             seconds,
-            tokens_per_s: tokens as f64 / seconds,
             gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * taken as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
@@ -351,96 +351,5 @@ impl Report {
             let mut out = std::io::stdout().lock();
             crate::output::note(writeln!(out, "{json}").and_then(|()| out.flush()));
         }
-    }
-}
-
-/// What a reader wants to know when a run has ended.
-fn closing(summary: &Summary, time: &str) -> Vec<String> {
-    let Summary { first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
-    let steps = counted(summary.steps, "step");
-    let mut lines = vec![
-        String::new(),
-        format!("{steps}, {tokens} tokens in {seconds:.1} s ({tokens_per_s:.0} tok/s)"),
-    ];
-    let held_out = match summary.val_loss {
-        Some(loss) => format!("; on held-out data {loss:.4}"),
-        None => String::new(),
-    };
-    lines.push(time.to_owned());
-    lines.push(format!("loss {first_loss:.4} → {last_loss:.4}{held_out}"));
-    if let Some(floor) = summary.entropy_floor {
-        let reached = summary.val_loss.unwrap_or(*last_loss);
-        lines.push(to_floor(*first_loss, reached, floor));
-    }
-    let files = "model.safetensors, loss.svg, metrics.jsonl, config.toml";
-    lines.extend(summary.run_dir.as_ref().map(|dir| format!("in {dir}: {files}")));
-    lines
-}
-
-/// Commands that a reader may want to run after a run.
-fn next(summary: &Summary) -> Vec<String> {
-    let Some(dir) = &summary.run_dir else { return Vec::new() };
-    let mut lines = vec![
-        format!("next: phalanx eval --model run:{dir}"),
-        format!("      phalanx export --run {dir} --out DIR  (transformers)"),
-    ];
-    // Who trained on a file knows how.
-    let own = "      phalanx train --set data.kind=text --set data.path=FILE  (your own text)";
-    lines.extend(summary.entropy_floor.map(|_| own.to_owned()));
-    lines
-}
-
-/// Where a trace is, and what to do with it.
-fn where_traced(written: &Written) -> String {
-    let Written { step, file, drawing, measured, replayed, predicted } = written;
-    let (file, drawing) = (file.display(), drawing.display());
-    format!(
-        "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing)\n\
-         it took {measured:.2} ms, replayed from its scripts {replayed:.2} ms, predicted {predicted:.2} ms; \
-         drawn: {drawing}"
-    )
-}
-
-/// How far a loss has come on its way down to the entropy of the source.
-fn to_floor(first: f64, reached: f64, floor: f64) -> String {
-    let way = 100.0 * (first - reached) / (first - floor);
-    let way = match first > floor && way >= 0.5 {
-        true => format!(", {:.0}% of the way done", way.min(100.0)),
-        false => String::new(),
-    };
-    // A few batches may happen to be easier than the source is on average.
-    let left = (reached - floor).max(0.0);
-    format!("the source's entropy is {floor:.4}, and no model gets below it: {left:.4} to go{way}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loss_that_did_not_fall_has_come_no_negative_way() {
-        let text = to_floor(5.0, 3.0, 1.0);
-        assert!(text.ends_with("2.0000 to go, 50% of the way done"), "{text}");
-        for reached in [5.0, 5.001, 7.0] {
-            assert!(to_floor(5.0, reached, 1.0).ends_with("to go"), "{reached}");
-        }
-        assert!(to_floor(5.0, 0.99, 1.0).ends_with("0.0000 to go, 100% of the way done"));
-        assert!(to_floor(0.5, 0.4, 1.0).ends_with("to go"));
-    }
-
-    /// Only the synthetic source has a known entropy.
-    #[test]
-    fn who_trained_on_a_file_is_not_told_to() {
-        let summary = Summary { steps: 1, run_dir: Some("runs/a".into()), ..Summary::default() };
-        let tells = |summary: &Summary| next(summary).concat().contains("your own text");
-        assert!(!tells(&summary));
-        assert!(tells(&Summary { entropy_floor: Some(1.0), ..summary }));
-    }
-
-    #[test]
-    fn one_step_is_no_steps() {
-        let summary = Summary { steps: 1, ..Summary::default() };
-        let lines = closing(&summary, "");
-        assert!(lines[1].starts_with("1 step, "), "{lines:?}");
     }
 }

@@ -140,8 +140,8 @@ fn run(
         true => Ok(Outcome::Agrees),
         false => run.replay(&mut report).map_err(|error| error.because(&safe)),
     };
-    let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
-    let summary = report.finish(parameters, tokens_per_step).map_err(|e| e.because(safe))?;
+    let each = crate::closing::PerStep::of(&loaded.config);
+    let summary = report.finish(parameters, each).map_err(|e| e.because(safe))?;
     if stopped {
         // More requests may be on their way, and must not end the process before it has said why.
         std::mem::forget(listening);

@@ -15,6 +15,7 @@ mod gpus;
 #[cfg(target_os = "linux")]
 mod hosts;
 #[cfg(target_os = "linux")]
+mod images;
 mod inputs;
 #[cfg(target_os = "linux")]
 mod interruptions;

@@ -88,6 +88,16 @@ pub use phalanx_ir::{Init, Model, Param};
 /// ```
 #[doc(inline)]
 pub use phalanx_models::Architecture;
+/// A small convolutional network that classifies images.
+///
+/// ```
+/// use phalanx::{Architecture, Cnn};
+///
+/// assert_eq!(Cnn::mnist().parameters()?, 6_442_762);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[doc(inline)]
+pub use phalanx_models::Cnn;
 /// The GPT-2 architecture.
 ///
 /// ```

@@ -155,6 +155,32 @@ impl SavedLine {
     }
 }
 
+/// What a run went through, and how fast.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Taken {
+    /// Text.
+    Tokens {
+        /// Tokens of all steps.
+        tokens: u64,
+        /// Tokens per second over all steps.
+        tokens_per_s: f64,
+    },
+    /// Pictures.
+    Images {
+        /// Images of all steps.
+        images: u64,
+        /// Images per second over all steps.
+        images_per_s: f64,
+    },
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Taken::Tokens { tokens: 0, tokens_per_s: 0.0 }
+    }
+}
+
 /// Summary of the whole run, written once at its end. Unknown values are left out.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Summary {
@@ -167,17 +193,19 @@ pub struct Summary {
     /// Loss of the last evaluation on held-out data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
+    /// Share of held-out samples that the last evaluation classified right.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
     /// Entropy of the data's source: no model gets below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy_floor: Option<f64>,
     /// Trained parameters.
     pub parameters: u64,
-    /// Tokens of all steps.
-    pub tokens: u64,
+    /// What all steps took.
+    #[serde(flatten)]
+    pub taken: Taken,
     /// Wall time of all steps in seconds.
     pub seconds: f64,
-    /// Tokens per second over all steps.
-    pub tokens_per_s: f64,
     /// Share of the step time that the matrix products of linear layers would take alone, at their
     /// measured rate; at most 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,9 @@ mod load_plot;
 mod plot;
 mod zscore;
 
-pub use jsonl::{EvaluationLine, MoeLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary};
+pub use jsonl::{
+    EvaluationLine, MoeLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary, Taken,
+};
 pub use line::{GpuPart, StepLine};
 pub use load_plot::LoadPlot;
 pub use plot::LossPlot;
