@@ -9,7 +9,7 @@ use phalanx_config::Sources;
 use phalanx_error::{Error, Problem, Result};
 
 use crate::checkpoints::CHECKPOINTS;
-use crate::rundir::CONFIG;
+use crate::rundir::{CONFIG, WEIGHTS};
 
 /// A run that is to go on.
 #[derive(Debug)]
@@ -53,6 +53,26 @@ impl Resume {
     /// The settings of the run, below those that are given.
     pub fn sources(&self, given: Sources) -> Sources {
         given.run(self.checkpoint.path().join(CONFIG))
+    }
+
+    /// Refuses a run of so many steps that was trained to its end. One that was stopped after its last checkpoint,
+    /// but before its weights were written, still has to write them.
+    pub fn has_work_left(&self, steps: u64) -> Result<()> {
+        let taken = self.steps();
+        if taken < steps || (taken == steps && self.lacks_weights()) {
+            return Ok(());
+        }
+        let path = self.checkpoint.path().display();
+        let problem = Problem::new(format!("{path} is after step {taken}, the last of {steps}"));
+        let fix = format!("--set train.steps={}, or more", taken + 1);
+        Err(Error::refused(problem.because("there is nothing left to train").fix(fix)))
+    }
+
+    /// Whether the run's folder has no weights, or only those of before the checkpoint.
+    fn lacks_weights(&self) -> bool {
+        let written = |path: PathBuf| fs::metadata(path).ok()?.modified().ok();
+        let Some(run) = &self.run else { return false };
+        written(run.join(WEIGHTS)) < written(self.checkpoint.path().join(MANIFEST))
     }
 
     /// Steps taken.

@@ -57,13 +57,7 @@ pub fn resume(
     trace: Option<&Path>,
     resumed: &Resume,
 ) -> Result<Summary> {
-    let (taken, steps) = (resumed.steps(), loaded.config.train.steps.get() as u64);
-    if taken >= steps {
-        let path = resumed.checkpoint.path().display();
-        let problem = Problem::new(format!("{path} is after step {taken}, the last of {steps}"));
-        let fix = format!("--set train.steps={}, or more", taken + 1);
-        return Err(Error::refused(problem.because("there is nothing left to train").fix(fix)));
-    }
+    resumed.has_work_left(loaded.config.train.steps.get() as u64)?;
     run(loaded, output, trace, Some(resumed))
 }
 

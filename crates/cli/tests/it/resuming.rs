@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::chaos::Dice;
 use crate::command::{Done, SMALL, first_step, phalanx, under};
 
 /// Loss and gradient norm of each step, by its number.
@@ -155,6 +156,57 @@ fn another_layout_goes_on_with_the_same_numbers() {
     }
 }
 
+/// Layouts whose steps have the same bits: one rank and every schedule of a pipeline, or replicas that sum
+/// gradients alike, as threads or processes.
+fn families() -> [Vec<String>; 3] {
+    let schedules = ["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "v-half"];
+    let pipeline = |more: &str| {
+        let of = |schedule: &&str| format!("parallel.pp=2 parallel.schedule={schedule}{more}");
+        schedules.iter().map(of).collect::<Vec<_>>()
+    };
+    let replicas = |zero: usize| {
+        let more = format!(" parallel.dp=2 parallel.zero={zero}");
+        [vec![more.trim().to_owned(), format!("run.ranks=processes{more}")], pipeline(&more)]
+    };
+    let summed_at_the_end = [replicas(0), replicas(1)].concat().concat();
+    let [sharded, _] = replicas(2);
+    let [gathered, _] = replicas(3);
+    [[vec![String::new()], pipeline("")].concat(), summed_at_the_end, [sharded, gathered].concat()]
+}
+
+/// 20 pairs of layouts, drawn by a seed, beside a run that was never stopped: bit by bit.
+#[test]
+fn a_layout_with_the_same_bits_goes_on_with_them() {
+    // Ranks that hold other parts of the gradient sum its norm in another order, so nothing is clipped.
+    const BASE: &[&str] =
+        &["model.layers=4", "train.microbatches=4", "run.checkpoint_every=3", "optim.clip=none"];
+    const NONE: &[&str] =
+        &["parallel.dp=1", "parallel.pp=1", "parallel.zero=0", "run.ranks=threads"];
+    let mut dice = Dice(26);
+    for (family, pairs) in families().into_iter().zip([8, 8, 4]) {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let with = |base: &'static [&'static str], layout: usize| {
+            [base, &family[layout].split_whitespace().collect::<Vec<_>>()].concat()
+        };
+        let losses = |done: &Done| {
+            let steps = steps(done).into_iter().filter(|(step, _)| *step > 3);
+            steps.map(|(step, (loss, _))| (step, loss)).collect::<Vec<_>>()
+        };
+        let after = losses(&run(dir, "whole", 5, &with(BASE, 0)));
+        for pair in 0..pairs {
+            let [from, into] = [(); 2].map(|()| dice.roll(family.len()));
+            let name = format!("pair{pair}");
+            run(dir, &name, 3, &with(BASE, from));
+            let going = [&with(NONE, into)[..], &["train.steps=5"]].concat();
+            let rest = losses(&go_on(dir, &format!("runs/{name}"), &going).ok());
+            let pair = format!("{:?} to {:?}", family[from], family[into]);
+            assert_eq!(rest, after, "{pair}");
+            assert!(weights(dir, &name) == weights(dir, "whole"), "{pair}");
+        }
+    }
+}
+
 /// Experts are saved by their global numbers.
 #[test]
 fn experts_go_on_on_other_ranks() {
@@ -233,6 +285,22 @@ fn a_killed_run_goes_on_with_the_same_bits() {
     assert!(last > 0, "no run was killed after its first checkpoint");
     go_on(dir, "runs/a", &[]).ok();
     assert!(weights(dir, "a") == weights(dir, "whole"), "other bits after {last} steps");
+}
+
+/// A run that was stopped after its last checkpoint, but before its weights were written.
+#[test]
+fn a_run_that_lacks_only_its_weights_writes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, "a", 3, &["run.checkpoint_every=3"]);
+    let refused = go_on(dir, "runs/a", &[]);
+    assert!(refused.err.contains("nothing left to train"), "{}", refused.err);
+    let whole = weights(dir, "a");
+    fs::remove_file(dir.join("runs/a/model.safetensors")).unwrap();
+    let rest = go_on(dir, "runs/a", &[]).ok();
+    assert_eq!(steps(&rest).len(), 0);
+    assert!(weights(dir, "a") == whole);
+    assert!(go_on(dir, "runs/a", &[]).err.contains("nothing left to train"));
 }
 
 /// What torchrun and Slurm do after a failure: they start the same command again, and say how often.

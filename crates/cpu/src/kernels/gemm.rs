@@ -123,6 +123,11 @@ const BLOCK: usize = 512;
 /// two.
 const ROWS_WORTH_A_COPY: usize = 64;
 
+/// Elements of a result up to which the library takes dot products of rows, whose sums have another order, if the
+/// right operand is transposed. The bits of a product must not depend on how its operands lie, so that one is
+/// copied.
+const MOST_BY_DOT_PRODUCTS: usize = 256;
+
 /// The product for a row-major result: the library wants the right operand row-major too.
 fn by_rows<A, B, C, G>(
     gemm: &G,
@@ -139,7 +144,8 @@ fn by_rows<A, B, C, G>(
 {
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
     let copy_a = !is_float::<A>();
-    let copy_b = !is_float::<B>() || (by_columns(b.strides()) && m >= ROWS_WORTH_A_COPY);
+    let copied_rows = m >= ROWS_WORTH_A_COPY || m * n <= MOST_BY_DOT_PRODUCTS;
+    let copy_b = !is_float::<B>() || (by_columns(b.strides()) && copied_rows);
     let round = !is_float::<C>();
     for cols in blocks(n, copy_b || round) {
         for rows in blocks(m, copy_a || round) {
@@ -331,6 +337,33 @@ mod tests {
         check::<f32, f32, f32>(ROWS_WORTH_A_COPY, BLOCK + 30, BLOCK + 9, 1e-4);
         check::<f32, f32, f32>(BLOCK + 9, 30, ROWS_WORTH_A_COPY, 1e-4);
         check::<f32, bf16, f32>(BLOCK + 9, BLOCK + 1, 65, 1e-4);
+    }
+
+    /// Programs that compute the same product store its operands differently: alone or fused, whole or in parts.
+    #[test]
+    fn bits_do_not_depend_on_how_operands_lie() {
+        let shapes =
+            [[16, 509, 16], [16, 32, 16], [3, 70, 5], [16, 33, 48], [64, 40, 64], [200, 65, 31]];
+        for [m, k, n] in shapes {
+            let (a, b): (Vec<f32>, Vec<f32>) = (random("a", m * k, 1.0), random("b", k * n, 1.0));
+            let mut scratch = vec![0f32; matmul_scratch::<f32, f32, f32>(m, k, n)];
+            let mut of = |a: Mat<f32>, b: Mat<f32>| {
+                let mut c = vec![0f32; m * n];
+                matmul(&Packing, MatMut::rows_of(&mut c, m, n), a, b, false, &mut scratch);
+                c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let (mut ta, mut tb) = (vec![0f32; m * k], vec![0f32; k * n]);
+            transpose(Mat::rows_of(&a, m, k), MatMut::rows_of(&mut ta, k, m));
+            transpose(Mat::rows_of(&b, k, n), MatMut::rows_of(&mut tb, n, k));
+            let lefts = [Mat::rows_of(&a, m, k), Mat::rows_of(&ta, k, m).t()];
+            let rights = [Mat::rows_of(&b, k, n), Mat::rows_of(&tb, n, k).t()];
+            let first = of(lefts[0], rights[0]);
+            for (i, left) in lefts.into_iter().enumerate() {
+                for (j, right) in rights.into_iter().enumerate() {
+                    assert!(of(left, right) == first, "{m} {k} {n}: left {i}, right {j}");
+                }
+            }
+        }
     }
 
     #[test]
