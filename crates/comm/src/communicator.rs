@@ -18,7 +18,7 @@ use crate::volume::Algorithm;
 /// A rank's end of a transport.
 ///
 /// Calls of one group are matched in the order in which each member starts them. Progress happens
-/// in `wait`, `test` and `progress`, and after `computes`, over all outstanding calls of the endpoint, so members may
+/// in `wait`, `test`, `progress` and `take_on`, and after `computes`, over all outstanding calls of the endpoint, so members may
 /// wait for them in different orders. After the first error of any rank every call fails.
 pub trait Communicator: Send {
     /// This rank.
@@ -83,6 +83,12 @@ pub trait Communicator: Send {
     /// transport needs a processor for that.
     fn computes(&mut self) -> Result<(), CommError> {
         Ok(())
+    }
+
+    /// Between two computations: takes calls that were started on, as far as nothing has to be waited for. Says
+    /// whether anything moved. A transport that moves data meanwhile by itself does nothing.
+    fn take_on(&mut self) -> Result<bool, CommError> {
+        Ok(false)
     }
 
     /// Waits for the end of a call; then both buffers are free again.

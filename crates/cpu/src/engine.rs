@@ -5,6 +5,7 @@ mod counted;
 mod disk;
 mod kernel;
 mod started;
+mod timing;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,10 +13,10 @@ use std::time::Instant;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
 use phalanx_comm::{Communicator, CountedEndpoint};
 use phalanx_engine::{
-    Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
-    StepWatch, Way, place_in_mesh,
+    Args, CallPart, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span,
+    Stamps, StepWatch, Way, place_in_mesh,
 };
-use phalanx_ir::Program;
+use phalanx_ir::{OpDef, Program};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
@@ -27,6 +28,7 @@ use disk::Disk;
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
 use started::Started;
+use timing::Timing;
 
 /// Runs programs on this machine's cores.
 ///
@@ -54,6 +56,8 @@ pub struct CpuEngine {
     /// Collectives that were started and not yet waited for.
     started: Vec<Started>,
     stamps: Stamps,
+    /// Of the call that runs now, while calls are timed.
+    parts: Mutex<Vec<CallPart>>,
     watch: Option<Arc<dyn StepWatch>>,
     products: ProductUnits,
 }
@@ -106,6 +110,7 @@ impl CpuEngine {
             events: 0,
             started: Vec::with_capacity(MAX_STARTED),
             stamps: Stamps::default(),
+            parts: Mutex::default(),
             watch: None,
             products: ProductUnits::fastest(UnitSet::here()),
         })
@@ -158,6 +163,7 @@ impl CpuEngine {
         let memory = Memory { bases: self.arenas.bases(), scratch };
         let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
         let (failure, comm) = (&self.failure, self.comm.as_ref());
+        let timing = Timing { origin: self.stamps.origin(), parts: &self.parts };
         let outcome = self.pool.run(&|worker, barrier| {
             let memory = &memory;
             let cx = Context {
@@ -174,12 +180,9 @@ impl CpuEngine {
                 if call.barrier {
                     barrier.wait();
                 }
-                if worker == 0 && call.task.is_matmul() {
-                    let start = Instant::now();
-                    call.task.run(&cx);
-                    failure.add_product_time(start.elapsed().as_nanos() as u64);
-                } else {
-                    call.task.run(&cx);
+                match worker {
+                    0 => timing.run(call, &cx),
+                    _ => call.task.run(&cx),
                 }
             }
         });
@@ -254,13 +257,14 @@ impl Engine for CpuEngine {
                 continue;
             }
             for task in tasks::compile(&operation)? {
-                calls.push(Call { task, instr: index, barrier: false });
+                calls.push(Call { task, op: instr.op.name(), instr: index, barrier: false });
             }
         }
         for &(output, value) in &slots.copies {
             let var = |slot| Var::of(program, value, slot, rank);
             let task = tasks::copy(var(slots.by_value[value.index()]), var(Slot::Output(output)));
-            calls.push(Call { task, instr: program.instrs().len(), barrier: false });
+            let instr = program.instrs().len();
+            calls.push(Call { task, op: "copy", instr, barrier: false });
         }
         place_barriers(&mut calls, self.pool.threads());
         let workers = self.pool.threads();
@@ -347,6 +351,13 @@ impl Engine for CpuEngine {
         step.times(self)
     }
 
+    fn parts(
+        &mut self,
+        step: &mut SequentialStep<Kernel>,
+    ) -> Result<Vec<Vec<CallPart>>, EngineError> {
+        Ok(step.events().iter().map(|&event| self.stamps.parts(event)).collect())
+    }
+
     fn launch(
         &mut self,
         kernel: &Kernel,
@@ -366,6 +377,10 @@ impl Engine for CpuEngine {
             None => {
                 self.run(kernel, args, |_| true)?;
                 self.stamps.end(event);
+                if self.stamps.is_on() {
+                    let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner);
+                    self.stamps.consists_of(event, std::mem::take(parts));
+                }
             }
         }
         self.look()?;

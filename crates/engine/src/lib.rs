@@ -26,7 +26,7 @@ pub use counters::Counters;
 pub use disk::DiskStore;
 pub use late::Late;
 pub use place::place_in_mesh;
-pub use stamps::{CallPart, CallTimes, Stamps};
+pub use stamps::{CallPart, CallTimes, PartKind, Stamps};
 pub use step::{
     Calls, KernelCall, SequentialStep, StepWatch, already_in_flight, in_order, untimed,
 };

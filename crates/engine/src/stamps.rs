@@ -25,6 +25,34 @@ pub struct CallPart {
     pub started: Duration,
     /// Until when.
     pub ended: Duration,
+    /// What it has to do with transfers between ranks.
+    pub kind: PartKind,
+}
+
+/// What a part of a call has to do with transfers between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PartKind {
+    /// Nothing.
+    Computes,
+    /// It is one, from its start to its end.
+    Transfers,
+    /// It starts one that runs beside what follows.
+    Starts,
+    /// It waits for the end of one that was started.
+    Ends,
+    /// It takes one on that was started and has not ended.
+    TakesOn,
+}
+
+impl PartKind {
+    /// All of them.
+    pub const ALL: [PartKind; 5] = [
+        PartKind::Computes,
+        PartKind::Transfers,
+        PartKind::Starts,
+        PartKind::Ends,
+        PartKind::TakesOn,
+    ];
 }
 
 /// Times that an engine records on the host when calls start and end. While timing is off this
@@ -34,6 +62,7 @@ pub struct Stamps {
     origin: Option<Instant>,
     /// Issued, started and ended, as far as known.
     calls: BTreeMap<Event, [Option<Duration>; 3]>,
+    parts: BTreeMap<Event, Vec<CallPart>>,
 }
 
 impl Stamps {
@@ -42,7 +71,23 @@ impl Stamps {
         self.origin = origin;
         if origin.is_some() {
             self.calls.clear();
+            self.parts.clear();
         }
+    }
+
+    /// The origin of times, while timing is on.
+    pub fn origin(&self) -> Option<Instant> {
+        self.origin
+    }
+
+    /// What a call consisted of.
+    pub fn consists_of(&mut self, event: Event, parts: Vec<CallPart>) {
+        self.parts.insert(event, parts);
+    }
+
+    /// The parts of a call, as far as they were noted.
+    pub fn parts(&self, event: Event) -> Vec<CallPart> {
+        self.parts.get(&event).cloned().unwrap_or_default()
     }
 
     /// Whether timing is on.

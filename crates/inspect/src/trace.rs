@@ -2,6 +2,7 @@
 //! timeline above the predicted one.
 
 mod chrome;
+mod hidden;
 mod picture;
 mod replay;
 
@@ -15,6 +16,7 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_session::{Session, Trace};
 
 pub use chrome::chrome;
+pub use hidden::HiddenTransfers;
 pub use picture::{Timelines, picture};
 pub use replay::Replay;
 
@@ -50,6 +52,8 @@ pub struct Written {
     pub replayed: f64,
     /// The same with the usual durations.
     pub predicted: f64,
+    /// What ranks did while transfers inside programs were open.
+    pub transfers: HiddenTransfers,
 }
 
 impl Tracing {
@@ -95,7 +99,8 @@ pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
     let Replay { step: measured, replayed, predicted, .. } = played.replay;
     let [replayed, predicted] = [replayed.makespan, predicted.makespan];
     let (step, file) = (trace.step, file.to_path_buf());
-    Ok(Written { step, file, drawing, measured, replayed, predicted })
+    let transfers = HiddenTransfers::of(trace);
+    Ok(Written { step, file, drawing, measured, replayed, predicted, transfers })
 }
 
 /// `trace.svg` for `trace.json`, and `trace.txt.svg` for `trace.txt`.

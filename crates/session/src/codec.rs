@@ -8,7 +8,7 @@ use std::time::Duration;
 use phalanx_call::{Lane, Tier, Value};
 use phalanx_checkpoint::{FileSummary, Piece};
 use phalanx_comm::OpKind;
-use phalanx_engine::CallPart;
+use phalanx_engine::{CallPart, PartKind};
 use phalanx_ir::{Axis, DType};
 use phalanx_runtime::{Observed, TimedAction};
 use phalanx_script::{Category, Moved, Outcome, Part, Route, ScheduledRun, ScriptKey, StateKind};
@@ -173,6 +173,7 @@ listed! {
     Lane: Lane::ALL;
     Part: [Part::F, Part::B, Part::W, Part::BW, Part::FBW, Part::R];
     ScriptKey: ScriptKey::ALL;
+    PartKind: PartKind::ALL;
 }
 
 /// Fields one after the other.
@@ -197,7 +198,7 @@ fields! {
     StepReply { result, outcome, traced }
     TracedStep { script, actions }
     Traced { label, turn, peers, value, bytes, times, kernels }
-    CallPart { name, started, ended }
+    CallPart { name, started, ended, kind }
     ScheduledRun { instance, part, microbatch }
     Value { instance, port, microbatch, again }
     TimedAction { action, lane, issued, started, ended }
@@ -389,7 +390,9 @@ mod tests {
             ended: ms(3),
         };
         let label = "blocks.3 BW mb 0 é".to_owned();
-        let kernels = vec![CallPart { name: "product".to_owned(), started: ms(2), ended: ms(3) }];
+        let kind = PartKind::Ends;
+        let kernels =
+            vec![CallPart { name: "product".to_owned(), started: ms(2), ended: ms(3), kind }];
         let (turn, value) = (Some(turn), Some(value));
         let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times, kernels };
         let step = TracedStep { script: ScriptKey::SaveAndTrain, actions: vec![traced] };

@@ -85,12 +85,12 @@ pub(crate) fn next(summary: &Summary) -> Vec<String> {
 
 /// Where a trace is, and what to do with it.
 pub(crate) fn where_traced(written: &Written) -> String {
-    let Written { step, file, drawing, measured, replayed, predicted } = written;
+    let Written { step, file, drawing, measured, replayed, predicted, transfers } = written;
     let (file, drawing) = (file.display(), drawing.display());
     format!(
         "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing)\n\
          it took {measured:.2} ms, replayed from its scripts {replayed:.2} ms, predicted {predicted:.2} ms; \
-         drawn: {drawing}"
+         drawn: {drawing}{transfers}"
     )
 }
 

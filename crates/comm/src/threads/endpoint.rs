@@ -365,6 +365,11 @@ impl Communicator for Endpoint {
         unsafe { self.post(call, send, receive) }.map_err(|error| self.fail(error))
     }
 
+    fn take_on(&mut self) -> Result<bool, CommError> {
+        let result = if self.shared.is_poisoned() { Err(self.aborted()) } else { self.advance() };
+        result.map_err(|error| self.fail(error))
+    }
+
     fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
         let index = self.known_call(&handle)?;
         let result = match self.calls[index].stage {
@@ -384,8 +389,7 @@ impl Communicator for Endpoint {
     }
 
     fn progress(&mut self) -> Result<(), CommError> {
-        let result = if self.shared.is_poisoned() { Err(self.aborted()) } else { self.advance() };
-        result.map(drop).map_err(|error| self.fail(error))
+        self.take_on().map(drop)
     }
 
     fn traffic(&self) -> &Traffic {

@@ -21,7 +21,7 @@ impl Kernel {
     pub(super) fn of(name: &str, task: Box<dyn Task>) -> Self {
         Self {
             name: name.into(),
-            calls: vec![Call { task, instr: 0, barrier: false }],
+            calls: vec![Call { task, op: "", instr: 0, barrier: false }],
             handles: Vec::new(),
             slots: Slots::default(),
             instrs: 0,
@@ -40,6 +40,8 @@ impl Kernel {
 /// A task and its place in the program.
 pub(super) struct Call {
     pub(super) task: Box<dyn Task>,
+    /// The op's name; none where the kernel has no instruction.
+    pub(super) op: &'static str,
     /// The instruction it belongs to; copies to outputs belong to the end.
     pub(super) instr: usize,
     /// Whether all workers must have finished what comes before.

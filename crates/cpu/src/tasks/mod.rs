@@ -36,7 +36,7 @@ mod types;
 mod update;
 
 use phalanx_call::Slots;
-use phalanx_engine::EngineError;
+use phalanx_engine::{EngineError, PartKind};
 use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 
 use crate::products::ProductUnits;
@@ -64,6 +64,11 @@ pub(crate) trait Task: Send + Sync {
     /// Whether its time counts as matrix products.
     fn is_matmul(&self) -> bool {
         false
+    }
+
+    /// What it has to do with transfers between ranks.
+    fn kind(&self) -> PartKind {
+        PartKind::Computes
     }
 
     /// The call that it makes, if it only communicates with other ranks.

@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use phalanx_comm::{Call, CallSite, CommError, Communicator, CountedEndpoint, Handle, PlacedCall};
-use phalanx_engine::EngineError;
+use phalanx_engine::{EngineError, PartKind};
 
 use super::{Access, Context, Operation, Share, Task, Var};
 
@@ -100,6 +100,10 @@ impl Task for Transfer {
         });
     }
 
+    fn kind(&self) -> PartKind {
+        PartKind::Transfers
+    }
+
     fn transfer(&self) -> Option<&Transfer> {
         Some(self)
     }
@@ -126,6 +130,10 @@ impl Task for Start {
             comm.computes()
         });
     }
+
+    fn kind(&self) -> PartKind {
+        PartKind::Starts
+    }
 }
 
 /// Waits for started calls.
@@ -150,9 +158,23 @@ impl Task for Done {
             wait_for(&cx.handles[self.handle], comm)
         });
     }
+
+    fn kind(&self) -> PartKind {
+        PartKind::Ends
+    }
 }
 
 impl Context<'_> {
+    /// Takes started calls on, between two tasks of the first worker; says whether anything moved.
+    pub(crate) fn take_on(&self) -> bool {
+        let mut moved = false;
+        self.communicate(|comm| {
+            moved = comm.take_on()?;
+            Ok(())
+        });
+        moved
+    }
+
     /// Lets the first worker communicate with other ranks. It does so even after this rank has
     /// failed, so that the others do not wait forever; after a failure between ranks, calls fail at
     /// once.

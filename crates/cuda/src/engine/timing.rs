@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use phalanx_engine::{CallPart, CallTimes, EngineError, Event, Stamps};
+use phalanx_engine::{CallPart, CallTimes, EngineError, Event, PartKind, Stamps};
 
 use crate::device::{Stream, TimeMark};
 
@@ -90,7 +90,8 @@ impl Timing {
         tasks
             .map(|(name, mark)| {
                 let ended = since(mark);
-                let part = CallPart { name: name.clone(), started, ended };
+                let kind = PartKind::Computes;
+                let part = CallPart { name: name.clone(), started, ended, kind };
                 started = ended;
                 part
             })

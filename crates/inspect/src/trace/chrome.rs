@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use phalanx_engine::CallPart;
+use phalanx_engine::{CallPart, PartKind};
 use phalanx_script::Lane;
 use serde_json::{Value, json};
 
-use super::Timelines;
+use super::{HiddenTransfers, Timelines};
 use phalanx_session::{Trace, Traced};
 
 /// Lanes from top to bottom, with the names of their threads.
@@ -54,6 +54,8 @@ pub fn chrome(trace: &Trace, played: &Timelines) -> Value {
             }
         }
     }
+    let transfers = HiddenTransfers::of(trace);
+    let ms = |time: Duration| 1e3 * time.as_secs_f64();
     json!({
         "displayTimeUnit": "ms",
         "otherData": {
@@ -62,6 +64,14 @@ pub fn chrome(trace: &Trace, played: &Timelines) -> Value {
             "measured_ms": played.replay.step,
             "replayed_ms": played.replay.replayed.makespan,
             "predicted_ms": played.replay.predicted.makespan,
+            "transfers": {
+                "started": transfers.started,
+                "open_ms": ms(transfers.open),
+                "hidden_ms": ms(transfers.hidden),
+                "moving_ms": ms(transfers.moving),
+                "standing_ms": ms(transfers.standing),
+                "alone_ms": ms(transfers.alone),
+            },
         },
         "traceEvents": events,
     })
@@ -125,10 +135,16 @@ struct At {
 
 impl At {
     /// A kernel lies inside the event of its action.
-    fn kernel(&self, CallPart { name, started, ended }: &CallPart) -> Value {
+    fn kernel(&self, CallPart { name, started, ended, kind }: &CallPart) -> Value {
         let (pid, tid) = (self.rank, self.thread);
+        let (category, after) = match kind {
+            PartKind::Computes => ("kernel", ""),
+            PartKind::Transfers | PartKind::TakesOn => ("transfer", ""),
+            PartKind::Starts => ("transfer", " start"),
+            PartKind::Ends => ("transfer", ""),
+        };
         json!({
-            "ph": "X", "name": name, "cat": "kernel", "pid": pid, "tid": tid,
+            "ph": "X", "name": format!("{name}{after}"), "cat": category, "pid": pid, "tid": tid,
             "ts": micros(started.saturating_sub(self.origin)),
             "dur": micros(ended.saturating_sub(*started)),
         })

@@ -1,7 +1,7 @@
 //! Measured steps: everything happens in the script's order, and drawings show it when it happened.
 
 use phalanx_config::Loaded;
-use phalanx_inspect::trace::{Replay, Timelines, chrome, picture};
+use phalanx_inspect::trace::{HiddenTransfers, Replay, Timelines, chrome, picture};
 use phalanx_pipeline::{NamedSchedule, Schedule, Timeline};
 use phalanx_script::{Action, HappensBefore, Lane, Part};
 use phalanx_session::corpus::{self, with_step_data};
@@ -115,6 +115,21 @@ fn waiting_is_not_a_duration() {
             };
         let busy: f64 = class.script.actions.iter().zip(own).map(holds).sum();
         assert!(busy < 0.8 * replayed.makespan, "busy for {busy} of {step} ms");
+    }
+}
+
+/// Blocks of keys and of operands are on their way while earlier ones are computed with; of the time that
+/// they are open, every moment is one of three kinds.
+#[test]
+fn transfers_are_hidden_by_computation() {
+    for sets in [
+        &["parallel.cp=2", "parallel.cp_kind=ring"][..],
+        &["parallel.tp=4", "parallel.tp_kind=2d", "parallel.stream=true"],
+    ] {
+        let trace = traced(&llama(sets));
+        let found = HiddenTransfers::of(&trace);
+        assert!(found.started > 0 && found.share() > 0.0, "{sets:?}: {found:?}");
+        assert!(found.hidden + found.moving + found.standing <= found.open, "{found:?}");
     }
 }
 
