@@ -29,4 +29,4 @@ pub use overlap::overlap;
 pub use pack::pack;
 pub use sort_free::{peak_bytes, sort_free};
 pub use stored_params::stored_params;
-pub use stream::stream;
+pub use stream::{stream, stream_keys};

@@ -8,7 +8,7 @@ use phalanx_autodiff::{Joint, LossSeed, Phases, Recompute, joint_from, slice};
 use phalanx_ir::{Axis, DType, IrError, Model, Program, verify};
 use phalanx_passes::{
     chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, overlap, pack,
-    sort_free, stored_params, stream,
+    peak_bytes, sort_free, stored_params, stream, stream_keys,
 };
 use phalanx_spmd::Partition;
 
@@ -67,19 +67,16 @@ impl Lowering {
 
     fn phases(&self, whole: &Program, streams: &[Axis]) -> Result<Phases, ScriptError> {
         let whole = common(&stored(whole, self.weights));
-        let cut = |program: &Program| {
-            slice(&Joint::from(stream(&fold_add(program), streams)), self.recompute)
-        };
-        let Phases { f, b, w, bw, .. } = cut(&whole);
+        let cut = |program: &Program| slice(&Joint::from(program.clone()), self.recompute);
+        let Phases { f, b, w, bw, .. } = cut(&stream(&fold_add(&whole), streams));
         // Chunks need the loss and its gradient in one program, which only FBW is.
-        let fbw = cut(&chunk_loss(&whole, self.loss_chunk)).fbw;
-        Ok(Phases {
-            f: finished(&f)?,
-            b: finished(&b)?,
-            w: finished(&w)?,
-            bw: finished(&bw)?,
-            fbw: finished(&common_at_once(&fbw))?,
-        })
+        let chunked = fold_add(&chunk_loss(&whole, self.loss_chunk));
+        let at_once = |program: &Program| finished(&common_at_once(&cut(program).fbw));
+        // There one gathered operand may serve F, B and W, which bring their blocks one by one: blocks must save memory.
+        let gathered = at_once(&stream_keys(&chunked, streams))?;
+        let blocks = at_once(&stream(&chunked, streams))?;
+        let fbw = if peak_bytes(&blocks) < peak_bytes(&gathered) { blocks } else { gathered };
+        Ok(Phases { f: finished(&f)?, b: finished(&b)?, w: finished(&w)?, bw: finished(&bw)?, fbw })
     }
 }
 

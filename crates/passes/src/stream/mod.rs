@@ -24,11 +24,12 @@ use phalanx_ir::{Axis, Graph, Instr, Op, Phase, Program, Rewriter, TensorType, V
 pub fn stream(program: &Program, axes: &[Axis]) -> Program {
     match axes {
         [] => program.clone(),
-        _ => products::stream_products(&rings(program, axes), axes),
+        _ => products::stream_products(&stream_keys(program, axes), axes),
     }
 }
 
-fn rings(program: &Program, axes: &[Axis]) -> Program {
+/// The first of both alone: attentions become rings.
+pub fn stream_keys(program: &Program, axes: &[Axis]) -> Program {
     let graph = Graph::new(program);
     let mut scattered = vec![false; program.instrs().len()];
     let mut rewriter = Rewriter::new(program);
