@@ -212,6 +212,7 @@ impl Config {
     /// Reads the sections in the order in which defaults depend on one another.
     fn resolve(values: &mut Values, cores: Count) -> Config {
         stages::drop_unused_preset(values);
+        optim::drop_unused_preset(values);
         let parallel = ParallelConfig::read(values);
         let run = RunConfig::read(values, cores, parallel.ranks());
         let data = DataConfig::read(values, run.seed);

@@ -133,6 +133,20 @@ impl Setting for Clip {
     }
 }
 
+/// Constants that a preset has for its own optimizer are dropped if the user chose one that has no use for them.
+pub(super) fn drop_unused_preset(values: &mut Values) {
+    let kind = values.given.get("optim.kind").filter(|given| given.by_user);
+    if kind.and_then(|given| OptimKind::read(&given.value)) != Some(OptimKind::Adafactor) {
+        return;
+    }
+    let dropped = values.drop_of_preset(|key| key == "optim.betas");
+    if let (Some(preset), [dropped]) = (&values.preset, &dropped[..]) {
+        let note =
+            format!("with optim.kind = \"adafactor\", {dropped} of preset {preset} has no use");
+        values.notes.push(note);
+    }
+}
+
 impl OptimConfig {
     pub(crate) fn check(&self, steps: Count, values: &mut Values) {
         let warmup = self.warmup_steps;

@@ -14,6 +14,7 @@ pub mod hf;
 mod init;
 mod language;
 mod llama;
+mod local;
 mod mlp;
 mod uniform;
 
@@ -24,4 +25,5 @@ pub use experts::{AuxScope, Experts, Router};
 pub use gpt::Gpt;
 pub use init::initial_values;
 pub use llama::Llama;
+pub use local::{LocalForm, LocalTensor};
 pub use mlp::{Loss, Mlp};

@@ -42,7 +42,7 @@
 //! | write your own training loop | [`Trainer::stepper`], which gives a [`Stepper`] with `forward`, `backward`, `step` |
 //! | give data | [`Table`] for numbers and labels; [`TextFile`], [`TokenFile`], [`MarkovCorpus`] for tokens |
 //! | take a model | [`Mlp`], [`Cnn`], [`Gpt`], [`Llama`] |
-//! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together |
+//! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together, [`LocalForm`] for code of one rank |
 //! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Optimus`], [`Cube`], [`Gspmd`], [`Ulysses`], [`AllGatherKv`], [`Ring`] |
 //! | have ranks as processes, or on several hosts | [`Trainer::ranks`] |
 //! | have layouts searched | [`Automatic`] |

@@ -13,6 +13,12 @@ use phalanx_ir::{Axis, Mesh, Port, Program, Role, ValueId};
 
 use crate::error::{Conflict, SpmdError};
 
+/// Who wrote the annotations that a program carries.
+const THE_MODEL: &str = "the model";
+
+/// The end of an annotation that leaves the axes open which it does not name.
+const OPEN: &str = "...";
+
 /// The decisions about the values of one segment's forward program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Annotations {
@@ -23,6 +29,8 @@ pub struct Annotations {
     /// The order in which an axis deals the elements of the dims that it shards, where that is not
     /// by blocks.
     pub(crate) orders: BTreeMap<Axis, Order>,
+    /// The axes whose exchanges the segment's own code writes down: strategies decide only what enters and leaves it.
+    pub(crate) local: BTreeSet<Axis>,
     /// The axes that go from dim to dim, each by an all-to-all, and are not gathered on the way.
     pub(crate) travel: BTreeSet<Axis>,
 }
@@ -49,12 +57,46 @@ impl<'a> Annotator<'a> {
     /// Annotations of a forward program, starting with those that the model itself carries
     /// ([`phalanx_ir::Tensor::annotate`]).
     pub fn new(program: &'a Program, mesh: &'a Mesh) -> Result<Self, SpmdError> {
-        let by = "the model".to_owned();
+        let by = THE_MODEL.to_owned();
         let mut annotator = Self { program, mesh, by, annotations: Annotations::default() };
         for (value, text) in program.notes() {
-            annotator.layout(*value, text)?;
+            match text.strip_suffix(OPEN) {
+                Some(text) => annotator.some_axes(*value, text)?,
+                None => annotator.layout(*value, text)?,
+            }
         }
         Ok(annotator)
+    }
+
+    /// Annotations of local form: `0:tp` shards dim 0 by the axis, `-:tp` replicates the value; other axes stay open.
+    /// On a mesh without the axis there is nothing to decide, nor about what enters or leaves the segment.
+    fn some_axes(&mut self, value: ValueId, text: &str) -> Result<(), SpmdError> {
+        for part in text.split_whitespace() {
+            let wrong = || self.bad(value, format!("`{part}` is neither DIM:AXIS nor -:AXIS"));
+            let (dim, axis) = part.split_once(':').ok_or_else(wrong)?;
+            let dim = match dim {
+                "-" => None,
+                dim => Some(dim.parse().map_err(|_| wrong())?),
+            };
+            if self.degree(axis) > 1 {
+                self.annotations.local.extend(self.mesh.expand(axis)?);
+                if !self.crosses(value) {
+                    self.decide(value, axis, dim, false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether strategies have no say about a value and an axis: the segment's own code has.
+    fn is_local(&self, value: ValueId, axis: Axis) -> bool {
+        self.by != THE_MODEL && self.annotations.local.contains(&axis) && !self.crosses(value)
+    }
+
+    /// Whether a value enters or leaves the segment.
+    fn crosses(&self, value: ValueId) -> bool {
+        let mut ports = self.program.inputs().iter().chain(self.program.outputs());
+        ports.any(|p| p.value == value && matches!(p.role, Role::Boundary | Role::Data))
     }
 
     /// Names the author of the next annotations.
@@ -195,10 +237,12 @@ impl<'a> Annotator<'a> {
         if let Some(dim) = dim.filter(|&d| d >= ty.shape.len()) {
             return Err(self.bad(value, format!("there is no dim {dim} in {ty}")));
         }
+        let atoms = self.mesh.expand(axis)?;
+        let atoms: Vec<Axis> = atoms.into_iter().filter(|&a| !self.is_local(value, a)).collect();
         let entries =
             if stored { &mut self.annotations.stored } else { &mut self.annotations.values };
         let entry = entries.entry(value).or_default();
-        for atom in self.mesh.expand(axis)? {
+        for atom in atoms {
             match entry.decided.get(&atom) {
                 Some((known, _)) if *known == dim => {}
                 Some((known, by)) => {

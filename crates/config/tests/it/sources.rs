@@ -339,3 +339,19 @@ fn a_shortened_sequence_and_a_high_learning_rate_are_noted() {
     assert!(said.len() == 1 && said[0].contains("--set optim.lr=1e-5"), "{said:?}");
     assert_eq!(notes(from.set("optim.lr=3e-3")), [""; 0]);
 }
+
+/// A preset's constants are those of its own optimizer; the user's are refused where they have no use.
+#[test]
+fn an_optimizer_without_betas_takes_none_of_a_preset() {
+    let from = Sources::default().preset("bench-13m").set("optim.kind=adafactor");
+    let said = notes(from.clone());
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("optim.betas = [0.9, 0.999] of preset bench-13m has no use"),
+        "{said:?}"
+    );
+    let betas = Config::load(&from).unwrap().config.optim.betas;
+    assert_eq!(betas.map(|beta| beta.get()), [0.0, 0.0]);
+    assert!(Config::load(&from.set("optim.betas=[0.9, 0.99]")).is_err());
+    assert_eq!(notes(Sources::default().preset("bench-13m").set("optim.kind=lion")), [""; 0]);
+}

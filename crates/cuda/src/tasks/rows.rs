@@ -5,7 +5,7 @@
 
 use phalanx_call::Requirements;
 use phalanx_engine::EngineError;
-use phalanx_ir::{Exchange, Op};
+use phalanx_ir::{Exchange, LocalPart, Op};
 
 use super::collective::gather;
 use super::var::extents;
@@ -14,17 +14,7 @@ use crate::kernels::{KernelSpec, MOST_SHARED, Source, is_narrow};
 use crate::requirements::{CudaRequirements, NORM_WARPS, fits_a_warp, lane_packs, norm_parts};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
-    let (kind, eps) = match &op.instr.op {
-        Op::RmsNorm(n) => ("RMS", n.eps),
-        Op::LayerNorm(n) => ("LAYER", n.eps),
-        Op::Softmax(_) => ("SOFTMAX", 0.0),
-        Op::SoftmaxGrad(_) => ("SOFTMAX_GRAD", 0.0),
-        Op::CrossEntropy(_) => ("ENTROPY", 0.0),
-        Op::CrossEntropyGrad(_) => ("ENTROPY_GRAD", 0.0),
-        Op::RmsNormGrad(_) => ("RMS_GRAD", 0.0),
-        Op::LayerNormGrad(_) => ("LAYER_GRAD", 0.0),
-        _ => return Err(op.unsupported("it does not work on rows")),
-    };
+    let (kind, eps) = kind_of(op)?;
     let (inputs, outputs) = (op.inputs(), op.outputs());
     let (x, value) = (&inputs[0], op.instr.inputs[0]);
     if x.rows() == 0 {
@@ -36,20 +26,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         return Err(op.unsupported("classes are sharded, but not in blocks"));
     }
     let exchange = Exchange::of(op.program, op.instr);
-    let mesh = op.program.mesh();
-    let dims = x.shape.len() - 1;
-    let total = op.program.ty(value).shape[dims];
-    let mut words = vec![x.width() as i64, x.valid_width() as i64, total as i64];
-    words.push(part.start().unwrap_or(0) as i64);
-    words.extend(match &exchange {
-        None => [0, 0, 0],
-        Some(e) => {
-            [mesh.count(&e.axes) as i64, mesh.shard(op.rank, &e.axes) as i64, e.numbers as i64]
-        }
-    });
-    words.push(eps.to_bits() as i64);
-    words.extend(extents(&x.shape[..dims], &x.valid[..dims]));
-    words.push(x.rows() as i64);
+    let words = described(op, x, &part, exchange.as_ref(), eps);
     let name = op.float(x.dtype)?;
     let operands = Arg::Pointers(operands(&inputs, &outputs));
     let (blocks, threads) = (x.rows().min(1 << 20) as u32, threads(x.width()));
@@ -91,6 +68,46 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     };
     tasks.push(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], threads, args)));
     Ok(tasks)
+}
+
+/// The kernel's name for what is done with a row, and the norm's epsilon.
+fn kind_of(op: &Operation<'_>) -> Result<(&'static str, f64), EngineError> {
+    Ok(match &op.instr.op {
+        Op::RmsNorm(n) => ("RMS", n.eps),
+        Op::LayerNorm(n) => ("LAYER", n.eps),
+        Op::Softmax(_) => ("SOFTMAX", 0.0),
+        Op::SoftmaxGrad(_) => ("SOFTMAX_GRAD", 0.0),
+        Op::CrossEntropy(_) => ("ENTROPY", 0.0),
+        Op::CrossEntropyGrad(_) => ("ENTROPY_GRAD", 0.0),
+        Op::RmsNormGrad(_) => ("RMS_GRAD", 0.0),
+        Op::LayerNormGrad(_) => ("LAYER_GRAD", 0.0),
+        _ => return Err(op.unsupported("it does not work on rows")),
+    })
+}
+
+/// What a kernel must know of rows: their width and where this rank's part of them lies, who has the other parts, and
+/// how many rows there are.
+fn described(
+    op: &Operation<'_>,
+    x: &Var,
+    part: &LocalPart,
+    exchange: Option<&Exchange>,
+    eps: f64,
+) -> Vec<i64> {
+    let (mesh, dims) = (op.program.mesh(), x.shape.len() - 1);
+    let total = op.program.ty(op.instr.inputs[0]).shape[dims];
+    let mut words = vec![x.width() as i64, x.valid_width() as i64, total as i64];
+    words.push(part.start().unwrap_or(0) as i64);
+    words.extend(match exchange {
+        None => [0, 0, 0],
+        Some(e) => {
+            [mesh.count(&e.axes) as i64, mesh.shard(op.rank, &e.axes) as i64, e.numbers as i64]
+        }
+    });
+    words.push(eps.to_bits() as i64);
+    words.extend(extents(&x.shape[..dims], &x.valid[..dims]));
+    words.push(x.rows() as i64);
+    words
 }
 
 /// The tasks of a norm or its gradient over whole rows without padding, several elements at a time;

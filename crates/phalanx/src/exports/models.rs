@@ -167,3 +167,17 @@ pub use phalanx_models::{AuxScope, Experts, Router};
 pub use phalanx_models::{BatchShape, Purpose};
 #[doc(inline)]
 pub use phalanx_models::{Chain, Mlp};
+/// Segments in local form: code for one rank of an axis, with its exchanges written by hand.
+///
+/// ```
+/// use phalanx::{Builder, DType, LocalForm};
+///
+/// let b = Builder::new("mlp", DType::F32);
+/// let local = LocalForm::new(&b, "tp", 2);
+/// let x = local.same(b.boundary("h", [8, 4]));
+/// let (up, down) = (local.own_param("up", &[4, 8])?, local.own_param("down", &[8, 4])?);
+/// b.output("h", x.matmul(up)?.gelu().matmul(down)?.sum_ranks()?.leave()?);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[doc(inline)]
+pub use phalanx_models::{LocalForm, LocalTensor};

@@ -3,7 +3,7 @@
 use phalanx::ir::ops::UnaryKind;
 use phalanx::ir::{Builder, DType, Init};
 use phalanx::models::hf::{Params, Weights};
-use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
+use phalanx::models::{Architecture, BatchShape, Chain, LocalForm, Mlp};
 use phalanx::spmd::{Annotator, Costs, SpmdError};
 use phalanx::{
     Automatic, Ddp, Fsdp, Megatron, NamedSchedule, Optimizer, StageSplit, Strategy, Table, Trainer,
@@ -166,6 +166,39 @@ fn layouts_that_contradict_themselves_are_refused_with_both_sides() {
     let two = told(model.strategy(Ddp::default()));
     for words in ["`the model` wants", "`DDP` wants it replicated", "usual fix: drop one"] {
         assert!(two.contains(words), "{two}");
+    }
+}
+
+/// Code for one of two ranks, with its sum written down, trains alike on ranks and on one, beside other axes too.
+#[test]
+fn a_segment_in_local_form_trains_like_any_other() {
+    let trained = |mesh: &str| {
+        let b = Builder::new("by hand", DType::F32);
+        let local = LocalForm::new(&b, "tp", 2);
+        let x = local.same(b.data("x", DType::F32, [4, 1]));
+        let up = local.own_param("up", &[1, 3]).unwrap();
+        let down = local.own_param("down", &[3, 1]).unwrap();
+        let y = x.matmul(up).unwrap().unary(UnaryKind::Tanh).matmul(down).unwrap();
+        let y = y.sum_ranks().and_then(|y| y.leave()).unwrap();
+        let error = y.squared_error(b.data("y", DType::F32, [4, 1]));
+        b.loss("loss", error * b.scalar("inv_tokens"));
+        let mut chain = Chain::new("by hand");
+        chain.once(b, |_| Init::Normal(0.5)).unwrap();
+        let trainer = Trainer::of_model(chain.finish()).data(table()).lr(1e-2).steps(8).threads(1);
+        match mesh {
+            "" => trainer.run().unwrap(),
+            "tp=2" => trainer.mesh(mesh).run().unwrap(),
+            _ => trainer.mesh(mesh).strategy(Fsdp::default()).run().unwrap(),
+        }
+    };
+    let one = trained("");
+    assert_eq!(one.param("up").unwrap().shape, [2, 1, 3]);
+    for mesh in ["tp=2", "dp=2 tp=2"] {
+        let many = trained(mesh);
+        assert_eq!(many.losses.len(), 8);
+        for (a, b) in one.losses.iter().zip(&many.losses) {
+            assert!((a - b).abs() < 1e-5 * a, "{mesh}: {a} and {b}");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 mod automatic;
+mod local;
 mod models;
 mod patterns;
 mod planted;
