@@ -192,6 +192,10 @@ pub(crate) enum Command {
         /// Draws what each rank holds of layers, weights, gradients, optimizer state and tokens.
         #[arg(long, value_name = "FILE", requires = "ranks")]
         svg: Option<PathBuf>,
+        /// Draws the work of causal attention by rank and step of a ring (parallel.cp_kind = "ring"), contiguous
+        /// blocks of the sequence above parallel.cp_order.
+        #[arg(long, value_name = "FILE")]
+        ring_svg: Option<PathBuf>,
     },
     /// Measures how fast this machine trains, communicates and plans.
     #[command(subcommand)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use phalanx::config::{self, Loaded, Sources};
 use phalanx::error::{Result, counted};
-use phalanx::inspect::explain::{Explanation, Focus};
+use phalanx::inspect::explain::{Explanation, Focus, ring_balance};
 use phalanx::inspect::verify::sources as verification;
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
@@ -85,11 +85,11 @@ fn alone(command: &Command) -> Result<()> {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, to } => export(run, &to.out, to.dtype.into(), to.json),
-        Command::Explain { settings, segment, part, ranks, rank, svg } => {
+        Command::Explain { settings, segment, part, ranks, rank, svg, ring_svg } => {
             let part = part.map(Into::into);
             let (segment, drawing) = (segment.clone(), svg.is_some());
             let focus = Focus { segment, part, ranks: *ranks, rank: *rank, drawing };
-            explain(settings, focus, svg.as_deref())
+            explain(settings, focus, svg.as_deref(), ring_svg.as_deref())
         }
         Command::Checkpoint(asked) => checkpoint::run(asked),
         Command::Doctor { run, json } => {
@@ -230,11 +230,22 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explain(settings: &Settings, focus: Focus, svg: Option<&Path>) -> Result<()> {
-    if let Some(file) = svg {
-        can_write(file, format!("--svg {} cannot be written", file.display()))?;
+fn explain(
+    settings: &Settings,
+    focus: Focus,
+    svg: Option<&Path>,
+    ring: Option<&Path>,
+) -> Result<()> {
+    for (flag, file) in [("--svg", svg), ("--ring-svg", ring)] {
+        let Some(file) = file else { continue };
+        can_write(file, format!("{flag} {} cannot be written", file.display()))?;
     }
-    let explanation = Explanation::new(out::noted(&network::load(&settings.sources())?), focus)?;
+    let loaded = network::load(&settings.sources())?;
+    let explanation = Explanation::new(out::noted(&loaded), focus)?;
+    if let Some(file) = ring {
+        let drawing = ring_balance(&loaded.config)?;
+        write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
+    }
     if let (Some(file), Some(drawing)) = (svg, explanation.drawing()) {
         write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
     }

@@ -1,6 +1,7 @@
 //! Shows a training step before it runs: its programs, its script, its memory, and what its ranks
 //! move.
 
+mod balance;
 mod holdings;
 mod holdings_svg;
 mod largest;
@@ -18,6 +19,7 @@ use phalanx_script::{
 };
 use serde_json::{Value, json};
 
+pub use self::balance::ring_balance;
 use self::holdings::Holdings;
 use self::largest::Row;
 use phalanx_config::Loaded;

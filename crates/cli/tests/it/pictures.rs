@@ -23,6 +23,7 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         "dualpipe",
         "pipedream",
         "pipedream_2bw",
+        "ring_attention",
     ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
     for page in pages.chain(["parallelism.md".to_owned()]) {

@@ -64,6 +64,37 @@ fn a_larger_square() {
     }
 }
 
+/// Block by block beside the other systems: copies and shards of weights, context parallelism of every kind,
+/// pipelines with and without a split backward, recomputation, 16 bits. Bytes and memory are as predicted, too.
+#[test]
+fn blocks_compose() {
+    let shapes: [(&[&str], usize); 5] = [
+        (&["parallel.tp_kind=2d", "parallel.tp=4"], 4),
+        (&["parallel.tp_kind=2.5d", "parallel.tp=8", "parallel.tp_depth=2"], 8),
+        (&["parallel.tp_kind=3d", "parallel.tp=8"], 8),
+        (&["parallel.tp_kind=gspmd", "parallel.tp=4"], 4),
+        (&["parallel.tp=2", "parallel.sp=true"], 2),
+    ];
+    let others: [&[&str]; 8] = [
+        &["parallel.dp=2"],
+        &["parallel.dp=2", "parallel.zero=3", "train.recompute=full"],
+        &["parallel.dp=2", "parallel.zero=1", "train.microbatches=2"],
+        &["parallel.cp=2", "parallel.cp_kind=ring"],
+        &["parallel.cp=2", "parallel.cp_kind=allgather", "train.recompute=full"],
+        &["parallel.pp=2", "parallel.schedule=zb-h1", "train.microbatches=2", "model.layers=4"],
+        &["parallel.pp=2", "parallel.schedule=1f1b", "train.microbatches=2", "parallel.zero=2"],
+        &["parallel.cp=2", "parallel.cp_kind=ulysses", "parallel.dp=2", "parallel.zero=2"],
+    ];
+    for (number, other) in others.into_iter().enumerate() {
+        // Each with two of the shapes.
+        for (shape, ranks) in [shapes[number % 5], shapes[(number + 2) % 5]] {
+            let samples = format!("train.batch_size={}", 4 * ranks);
+            let sets = [shape, other, &["parallel.stream=true", &samples]].concat();
+            agrees(&format!("{sets:?}"), &llama(&sets), None);
+        }
+    }
+}
+
 /// Depth 1 is the square itself.
 #[test]
 fn depth_one_is_two_dimensional() {
