@@ -58,6 +58,8 @@ pub struct StepBench {
     pub busy_ms: Option<f64>,
     /// The same as a share of the processor time of the cores that ranks can use.
     pub busy_fraction: Option<f64>,
+    /// Processor time of a step on the rank that needs most.
+    pub busiest_ms: Option<f64>,
 }
 
 /// Times full steps, clipping and optimizer included, on random tokens.
@@ -76,6 +78,8 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let ranks = lowered.ranks();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
     let median = median(&mut times);
+    let busy = busy_seconds.as_ref().map(|ranks| ranks.iter().sum::<f64>());
+    let busiest = busy_seconds.map(|ranks| ranks.into_iter().fold(0.0, f64::max));
     Ok(StepBench {
         median_ms: 1e3 * median,
         best_ms: 1e3 * times[0],
@@ -88,8 +92,9 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
         floor_ms: 1e3 * floor,
         floor_fraction: floor / median,
         ranks,
-        busy_ms: busy_seconds.map(|busy| 1e3 * busy / TIMED as f64),
-        busy_fraction: busy_seconds.map(|busy| busy / (total * cores as f64)),
+        busy_ms: busy.map(|busy| 1e3 * busy / TIMED as f64),
+        busy_fraction: busy.map(|busy| busy / (total * cores as f64)),
+        busiest_ms: busiest.map(|busiest| 1e3 * busiest / TIMED as f64),
     })
 }
 
@@ -99,8 +104,8 @@ struct Timed {
     times: Vec<f64>,
     /// Seconds inside matmul calls, over all steps.
     gemm_seconds: f64,
-    /// Processor seconds of all ranks over all steps, if each rank has only one thread.
-    busy_seconds: Option<f64>,
+    /// Processor seconds of each rank over all steps, if each has only one thread.
+    busy_seconds: Option<Vec<f64>>,
     /// Bytes of the kernels' scratch memory.
     kernel_scratch: usize,
     /// Allocations of the steps, if counted; inside matrix products only packing allocates.
@@ -137,19 +142,21 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     Ok(Timed {
         times,
         gemm_seconds: after.gemm - before.gemm,
-        busy_seconds: (threads == 1).then_some(after.busy - before.busy),
+        busy_seconds: (threads == 1)
+            .then(|| after.busy.iter().zip(&before.busy).map(|(after, before)| after - before))
+            .map(Iterator::collect),
         kernel_scratch: after.beside,
         packed,
     })
 }
 
 /// Time and memory that ranks have used so far.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Usage {
     /// Wall-clock seconds inside matrix products, averaged over ranks.
     gemm: f64,
-    /// Processor seconds of the ranks' own threads, without time spent waiting, over all ranks.
-    busy: f64,
+    /// By rank: processor seconds of its own thread, without time spent waiting.
+    busy: Vec<f64>,
     /// Bytes outside the plan, over all ranks.
     beside: usize,
 }
@@ -160,7 +167,7 @@ impl Usage {
         let gemm: f64 = ranks.iter().map(|rank| rank.product_seconds).sum();
         Ok(Self {
             gemm: gemm / ranks.len() as f64,
-            busy: ranks.iter().filter_map(|rank| rank.busy_seconds).sum(),
+            busy: ranks.iter().filter_map(|rank| rank.busy_seconds).collect(),
             beside: ranks.iter().map(|rank| rank.scratch_bytes).sum(),
         })
     }

@@ -36,6 +36,7 @@ fn a_benchmark_has_the_contracts_keys_and_the_memory_beside_the_plan() {
             "ranks",
             "busy_ms",
             "busy_fraction",
+            "busiest_ms",
         ];
         assert_eq!(row.len(), keys.len());
         assert!(keys.iter().all(|key| row[*key].as_f64().unwrap() > 0.0), "{row:?}");
