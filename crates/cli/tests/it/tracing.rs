@@ -60,14 +60,25 @@ fn a_pipelines_ranks_do_what_their_schedule_says_one_thing_at_a_time() {
     let last: Vec<String> = (0..4).map(|mb| format!("F{mb} FBW{mb} BW{mb}")).collect();
     assert_eq!(turns(&events, 1), last.join(" "));
     for rank in 0..2 {
-        let mut threads: BTreeMap<u64, f64> = BTreeMap::new();
+        // By thread: when its last action ended, and the last instruction inside it.
+        let mut threads: BTreeMap<u64, [f64; 2]> = BTreeMap::new();
         for event in of(&events, "X", rank) {
             let (start, long) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
-            let end = threads.entry(event["tid"].as_u64().unwrap()).or_default();
+            let [end, inside] = threads.entry(event["tid"].as_u64().unwrap()).or_default();
             // Events are in the order of the script, and a thread does one thing at a time.
+            if event["cat"] == "kernel" || event["cat"] == "transfer" {
+                assert!(
+                    start >= *inside - 2e-3 && start + long <= *end + 2e-3,
+                    "{event} until {end}"
+                );
+                *inside = start + long;
+                continue;
+            }
             assert!(start >= *end - 2e-3 && long >= 0.0, "{event} before {end}");
-            *end = start + long;
+            (*end, *inside) = (start + long, start);
         }
+        let instructions = of(&events, "X", rank).iter().filter(|e| e["cat"] == "kernel").count();
+        assert!(instructions > 100, "{instructions} instructions");
         let names = of(&events, "M", rank);
         let named = |name: &str| names.iter().any(|e| e["args"]["name"] == name);
         assert!(named(&format!("rank {rank}: stage group {rank}")), "{names:?}");
