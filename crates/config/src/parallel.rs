@@ -98,6 +98,9 @@ section! {
         concat: RoundConcat = "direct"; aka "chimera_concat",
         /// pipedream: whether a micro-batch reads the same version of the weights on all stages.
         vertical_sync: bool = "false"; aka "vertical_synchronization",
+        /// Whether a step begins before the norm of the step before is known: previewed weights, and a step
+        /// that is done again if gradients were clipped after all.
+        post_validation: bool = "false"; aka "optimizer_post_validation" "enable_optimizer_post_validation",
         /// Whether the layers of a pair of dualpipe, a forward and a backward, take turns.
         braid: bool = "false"; aka "forward_backward_overlap",
         /// How layers are divided evenly among pipeline stages.

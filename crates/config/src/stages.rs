@@ -20,6 +20,7 @@ const PAIRS: &str = "parallel.pairs";
 const CONCAT: &str = "parallel.concat";
 const MEMORY: &str = "parallel.schedule_memory";
 const BRAID: &str = "parallel.braid";
+const POST_VALIDATION: &str = "parallel.post_validation";
 const VERTICAL_SYNC: &str = "parallel.vertical_sync";
 const SPLIT: &str = "parallel.split";
 
@@ -68,6 +69,7 @@ impl Config {
         });
         self.check_braid(named, values);
         self.check_asynchronous(named, values);
+        self.check_post_validation(named, values);
         self.check_halves(values);
         if let Ok(schedule) = &built {
             let enough = self.enough_layers(schedule);
@@ -163,6 +165,47 @@ impl Config {
             })
             .nearest(format!("parallel.sync = \"ddp\", or {SCHEDULE} = \"1f1b\""))
         });
+    }
+
+    /// What a step that begins before the one before is certain cannot mean.
+    fn check_post_validation(&self, named: NamedSchedule, values: &mut Values) {
+        if !self.parallel.post_validation {
+            return;
+        }
+        let several = self.parallel.pp.get() > 1;
+        values.rule(&[POST_VALIDATION, PP], several, || {
+            Problem::new(format!("{POST_VALIDATION} = true has no effect with {PP} = 1"))
+                .because("one stage waits for no other")
+                .fix(format!("leave {POST_VALIDATION} out, or {PP} = 2 or more"))
+        });
+        values.rule(&[POST_VALIDATION, SCHEDULE], !named.is_asynchronous(), || {
+            Problem::new(format!(
+                "{POST_VALIDATION} = true does not work with {SCHEDULE} = \"{named}\""
+            ))
+            .because("its stages wait for no norm, or read older weights anyway")
+            .fix(format!("leave {POST_VALIDATION} out"))
+            .nearest(format!("{SCHEDULE} = \"zb-h2\""))
+        });
+        let half = self.precision.compute == FloatKind::F16;
+        values.rule(&[POST_VALIDATION, "precision.compute"], !half, || {
+            Problem::new(format!(
+                "{POST_VALIDATION} = true does not work with precision.compute = \"f16\""
+            ))
+            .because("the scale of the next step's loss depends on whether gradients overflowed")
+            .nearest("precision.compute = \"bf16\"")
+        });
+        values.rule(
+            &[POST_VALIDATION, "parallel.sync"],
+            self.parallel.sync == SyncKind::Ddp,
+            || {
+                let sync = self.parallel.sync.write();
+                Problem::new(format!(
+                    "{POST_VALIDATION} = true does not work with parallel.sync = {sync}"
+                ))
+                .because("its ranks do not all update at the end of each step")
+                .nearest("parallel.sync = \"ddp\"")
+            },
+        );
     }
 
     /// Half a micro-batch is whole sequences too.

@@ -1,5 +1,6 @@
 //! Builds a script from a model and a schedule: every port of every run gets its buffer.
 
+mod ahead;
 mod average;
 mod bind;
 mod collect;
@@ -36,6 +37,7 @@ use crate::scaling::LossScaling;
 use crate::schedule::{Part, ScheduledRun};
 use crate::stage_group::StageGroup;
 use crate::unit::{Unit, units};
+use ahead::{Ahead, Pending};
 use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
@@ -44,6 +46,7 @@ use reduce::Reducer;
 use rounds::Rounds;
 use versions::VersionPlaces;
 
+pub use ahead::AheadPart;
 pub use average::{ReplicaRanks, average_script};
 pub use hold::{HeldRange, UnitBuffers};
 pub use world::World;
@@ -177,7 +180,7 @@ impl<'a> TrainingScript<'a> {
         let ranks = self.ranks();
         let delays = units.iter().map(|unit| self.world.delay(unit));
         let delays: Vec<usize> = delays.collect::<Result<_, _>>()?;
-        let kept = (&units[..], &delays[..]);
+        let kept = (&units[..], &delays[..], self.world.previews);
         let buffers = hold::buffers(&mut script, kept, self.precision, self.optimizer, ranks);
         let scalars = self.scaling.iter().flat_map(LossScaling::scalars);
         let keep = |(scalar, initial): (Scalar, f64)| {
@@ -193,7 +196,8 @@ impl<'a> TrainingScript<'a> {
             StateScalar { scalar, buffer, dtype, initial }
         };
         let scalars = scalars.map(keep).collect();
-        Ok(State { units, buffers, scalars, table: script })
+        let pending = self.world.previews.then(|| Pending::keep(&mut script, self));
+        Ok(State { units, buffers, scalars, pending, table: script })
     }
 }
 
@@ -232,6 +236,8 @@ pub struct State {
     pub buffers: Vec<UnitBuffers>,
     /// Numbers that are kept beside them, the same on every rank.
     pub scalars: Vec<StateScalar>,
+    /// What a step that goes ahead leaves to the next.
+    pending: Option<Pending>,
     /// A script with these buffers, and nothing to do.
     table: Script,
 }
@@ -263,12 +269,21 @@ impl State {
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
-    train_after(training, state, state.script())
+    train_after(training, state, state.script(), None)
 }
 
 /// The same; before it, and beside it, the state is saved.
 pub fn saving_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
-    train_after(training, state, state.save_script())
+    train_after(training, state, state.save_script(), None)
+}
+
+/// The script of one of several steps that do not wait for each other's norm.
+pub fn ahead_script(
+    training: &TrainingScript<'_>,
+    state: &State,
+    part: AheadPart,
+) -> Result<Script, ScriptError> {
+    train_after(training, state, state.script(), Some(part))
 }
 
 /// The script of a training step that begins with the actions of `script`.
@@ -276,6 +291,7 @@ fn train_after(
     training: &TrainingScript<'_>,
     state: &State,
     script: Script,
+    ahead: Option<AheadPart>,
 ) -> Result<Script, ScriptError> {
     let TrainingScript { world, at, precision, .. } = *training;
     let (turns, weights) = (training.stage_group().turns, state.weights());
@@ -283,13 +299,24 @@ fn train_after(
     let mut binder = Binder::new(world, at.stage_group, script);
     binder.weights = Places::new(world.model, units, &weights, precision.weights);
     let mut versions = VersionPlaces::new(world, at.stage_group, state)?;
+    versions = versions.previewed(ahead.is_some_and(AheadPart::commits));
     versions.declare(&mut binder.script);
+    let ahead = ahead.map(|part| (part, Ahead::start(training, state, part, &mut binder.script)));
+    let mut ahead = ahead.map(|(part, own)| own.map(|own| (part, own))).transpose()?;
     let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
     let mut mover = Mover::new(world, at);
     let mut collector = Collector::new(world, at.stage_group, units, precision.weights);
     let mut reducer = Reducer::new(training, units, buffers, &mut binder);
+    if ahead.as_ref().is_some_and(|(part, _)| part.commits()) {
+        // The first update takes what the script before has left complete.
+        let accumulators = binder.script.accumulators.iter_mut();
+        accumulators.for_each(|own| own.complete.insert(0, Vec::new()));
+    }
     let mut rounds = Rounds::new(training);
     for (index, turn) in turns.iter().enumerate() {
+        if let Some((_, ahead)) = &mut ahead {
+            ahead.before(*turn, &mut binder.script, &mut versions)?;
+        }
         mover.before(index, &mut binder)?;
         messenger.before(index, &mut binder)?;
         versions.bind(*turn, &mut binder, precision.weights);
@@ -302,7 +329,7 @@ fn train_after(
         if rounds.ends(index) {
             reducer.end_update(versions.done(), &mut binder)?;
             let numbers = rounds.end(&mut binder.script, state, versions.done())?;
-            finish::append(&mut binder.script, state, training, numbers, &mut versions)?;
+            finish::append(&mut binder.script, state, training, numbers, &mut versions, None)?;
         }
     }
     mover.finish(&mut binder)?;
@@ -314,12 +341,18 @@ fn train_after(
     }
     reducer.end_update(0, &mut binder)?;
     let mut script = binder.script;
-    let numbers = norm::append(&mut script, state, training)?;
+    if let Some((_, ahead)) = ahead.as_ref().filter(|(part, _)| part.previews()) {
+        ahead.preview(&mut script)?;
+        messenger.finish(&mut script);
+        return Ok(script);
+    }
+    let mut numbers = norm::append(&mut script, state, training)?;
     messenger.finish(&mut script);
+    numbers.go = numbers.go.or(ahead.and_then(|(_, ahead)| ahead.valid()));
     if let (Some(scaling), Some(go)) = (training.scaling, numbers.go) {
         rescale::append(&mut script, &state.scalars, training, scaling, go)?;
     }
-    finish::append(&mut script, state, training, numbers, &mut versions)?;
+    finish::append(&mut script, state, training, numbers, &mut versions, None)?;
     Ok(script)
 }
 
@@ -348,7 +381,8 @@ impl Inference<'_> {
         let mut script = world.empty_script(at, &units);
         let ranks = RankOnMesh { mesh: world.stage_groups[at.stage_group].mesh, rank: at.place };
         let buffers = hold::weights(&mut script, &units, weights, ranks);
-        Ok(State { units, buffers, scalars: Vec::new(), table: script })
+        let (scalars, pending) = (Vec::new(), None);
+        Ok(State { units, buffers, scalars, pending, table: script })
     }
 
     /// The stage group's turns; then the sum of the losses.

@@ -90,6 +90,8 @@ pub enum StateKind {
     Weights,
     /// The same as it was so many updates ago, at least one.
     Older(usize),
+    /// What the next step probably reads, before the update is certain.
+    Preview,
     /// The gradient as the update reads it.
     Gradient,
     /// The wide copy that is updated, if weights are narrow.
@@ -177,6 +179,7 @@ impl fmt::Display for StateKind {
         match self {
             StateKind::Weights => f.write_str("weights"),
             StateKind::Older(age) => write!(f, "weights-{age}"),
+            StateKind::Preview => f.write_str("preview"),
             StateKind::Gradient => f.write_str("gradient"),
             StateKind::Master => f.write_str("master"),
             StateKind::Optimizer(number) => write!(f, "state{number}"),

@@ -50,9 +50,9 @@ pub use action::{
     Script, Source, VersionedBuffer, View, Write,
 };
 pub use build::{
-    Compiled, HeldRange, Inference, Precision, RankOnMesh, RankPlace, ReplicaRanks, State,
-    StateScalar, TrainingScript, UnitBuffers, World, average_script, eval_script, saving_script,
-    train_script,
+    AheadPart, Compiled, HeldRange, Inference, Precision, RankOnMesh, RankPlace, ReplicaRanks,
+    State, StateScalar, TrainingScript, UnitBuffers, World, ahead_script, average_script,
+    eval_script, saving_script, train_script,
 };
 pub use check::check;
 pub use compile::Lowering;

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::action::Script;
-use crate::build::State;
+use crate::build::{AheadPart, State};
 use crate::check::contents;
 use crate::error::ScriptError;
 use crate::memory::{MemoryPlan, plan, plan_in_order};
@@ -27,6 +27,8 @@ pub enum ScriptKey {
     Train,
     /// Several steps without a flush between them.
     Block,
+    /// One of several optimizer steps that do not wait for each other's norm.
+    Ahead(AheadPart),
     /// One optimizer step, beside which the state from before it is saved.
     SaveAndTrain,
     /// Saves the state.
@@ -41,9 +43,12 @@ pub enum ScriptKey {
 
 impl ScriptKey {
     /// Every key.
-    pub const ALL: [ScriptKey; 7] = [
+    pub const ALL: [ScriptKey; 10] = [
         ScriptKey::Train,
         ScriptKey::Block,
+        ScriptKey::Ahead(AheadPart::First),
+        ScriptKey::Ahead(AheadPart::Middle),
+        ScriptKey::Ahead(AheadPart::Last),
         ScriptKey::SaveAndTrain,
         ScriptKey::Save,
         ScriptKey::Evaluate,

@@ -8,9 +8,20 @@ use crate::Settings;
 
 /// Refuses what several updates per script, or updates from older weights, cannot mean.
 pub(crate) fn check(settings: &Settings, model: &Model, updates: Option<&Updates>) -> Result<()> {
-    let Some(updates) = updates else { return Ok(()) };
     let name = settings.parallel.pipeline.name();
     let refuse = |problem: Problem| Err(Error::refused(problem));
+    let apart = [
+        (updates.is_some(), "weights that are updated without a flush"),
+        (settings.scaling.is_some(), "a loss that is scaled, as f16 needs"),
+        (settings.parallel.replicas.is_some(), "replicas that train by themselves"),
+    ];
+    let ahead = settings.parallel.pipeline.post_validation;
+    if let Some((_, other)) = apart.into_iter().find(|(found, _)| ahead && *found) {
+        let problem = Problem::new(format!("post-validation does not work with {other}"));
+        let why = "it previews one synchronous update of all ranks, whose norm comes later";
+        return refuse(problem.because(why).nearest("parallel.post_validation = false"));
+    }
+    let Some(updates) = updates else { return Ok(()) };
     if settings.scaling.is_some() {
         return refuse(
             Problem::new(format!("{name} does not scale the loss, as f16 needs"))
@@ -50,7 +61,7 @@ pub(crate) fn check(settings: &Settings, model: &Model, updates: Option<&Updates
 /// DataParallel's root is the only rank that has state, and the others get the newest weights from it.
 pub(crate) fn owner_updates(name: &str) -> Error {
     let problem = Problem::new(format!("{name} does not work with DataParallel"))
-        .because("the rank that updates would have to send older weights too")
+        .because("the rank that updates would have to send other weights than the newest too")
         .nearest("DDP or ZeRO; or parallel.schedule = \"1f1b\"");
     Error::refused(problem)
 }

@@ -193,7 +193,7 @@ macro_rules! fields {
 pub(super) use fields;
 
 fields! {
-    StepResult { loss, grad_norm, scaling }
+    StepResult { loss, grad_norm, scaling, repeated }
     StepScale { loss_scale, overflowed, skipped }
     StepReply { result, outcome, traced }
     TracedStep { script, actions }
@@ -277,6 +277,7 @@ impl Code for StateKind {
             StateKind::Gradient => (2, 0),
             StateKind::Optimizer(number) => (3, *number),
             StateKind::Older(age) => (4, *age),
+            StateKind::Preview => (5, 0),
         };
         (kind as u64, number as u64).put(out);
     }
@@ -287,6 +288,7 @@ impl Code for StateKind {
             (2, _) => Some(StateKind::Gradient),
             (3, number) => Some(StateKind::Optimizer(number.try_into().ok()?)),
             (4, age) => Some(StateKind::Older(age.try_into().ok()?)),
+            (5, _) => Some(StateKind::Preview),
             _ => None,
         }
     }
@@ -397,7 +399,7 @@ mod tests {
         let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times, kernels };
         let step = TracedStep { script: ScriptKey::SaveAndTrain, actions: vec![traced] };
         let scaling = Some(StepScale { loss_scale: 8.0, overflowed: true, skipped: 3 });
-        let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY, scaling };
+        let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY, scaling, repeated: true };
         let outcome = Outcome::Repeat(ScriptKey::Train);
         let piece = StatePiece { first: 7, dtype: DType::Bf16, bytes: vec![1, 2, 255] };
         let peaks = vec![(Category::Weights, 5), (Category::Inputs, 0)];

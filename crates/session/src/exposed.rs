@@ -13,7 +13,14 @@ impl Lowered {
     pub(crate) fn has_blocks(&self) -> bool {
         let counts = [port::CHOSEN, port::PLACED];
         let read = probes(&self.model).any(|probe| !counts.contains(&probe));
-        self.settings.parallel.pipeline.has_blocks() && !read
+        let pipeline = &self.settings.parallel.pipeline;
+        (pipeline.has_blocks() || self.goes_ahead()) && !read
+    }
+
+    /// Whether the steps of a block go on before the norm of the step before is known. One stage group has nobody
+    /// to wait for.
+    pub(crate) fn goes_ahead(&self) -> bool {
+        self.settings.parallel.pipeline.post_validation && self.is_pipeline() && self.trains
     }
 
     /// The scripts whose model exposes a value of this name.

@@ -106,6 +106,8 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// How the loss was scaled, if it was.
     pub scaling: Option<StepScale>,
+    /// Whether the step was done twice, because its forwards had read weights that were not certain yet.
+    pub repeated: bool,
 }
 
 /// The loss scale of a step, and what became of it.

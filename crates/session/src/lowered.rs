@@ -124,8 +124,14 @@ impl Lowered {
                 on_mesh.push(OnMesh::new(models, &settings, &mesh)?);
             }
             let owned = on_mesh[index].partition.sharing().facts().state.share == Share::Root;
-            if owned && updates.is_some() {
-                return Err(asynchronous::owner_updates(settings.parallel.pipeline.name()));
+            let ahead = settings.parallel.pipeline.post_validation;
+            if owned && (updates.is_some() || ahead) {
+                let name = settings.parallel.pipeline.name();
+                return Err(asynchronous::owner_updates(if ahead {
+                    "post-validation"
+                } else {
+                    name
+                }));
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
             // Of a stage that several groups hold, each evaluates the micro-batches that it trains.

@@ -32,6 +32,8 @@ pub struct Pipeline {
     pub braid: bool,
     /// Whether a micro-batch of PipeDream reads the same version of the weights on all stages.
     pub vertical_sync: bool,
+    /// Whether the steps of a block go on before the norm of the step before is known.
+    pub post_validation: bool,
     /// When one stage group updates its weights, if that follows the rule of another layout's pipeline: delays are by
     /// instance of the model.
     pub delayed: Option<Updates>,
@@ -114,6 +116,7 @@ impl Default for Pipeline {
             memory: 1.0,
             braid: false,
             vertical_sync: false,
+            post_validation: false,
             delayed: None,
             costs: None,
             split: StageSplit::default(),
@@ -150,7 +153,8 @@ impl Pipeline {
         let memory = config.schedule_memory.get();
         let (braid, vertical_sync) = (config.braid, config.vertical_sync);
         let own = Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() };
-        Ok(Self { braid, vertical_sync, ..own })
+        let post_validation = config.post_validation;
+        Ok(Self { braid, vertical_sync, post_validation, ..own })
     }
 
     /// What the schedule is called.

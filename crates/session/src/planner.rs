@@ -11,9 +11,10 @@ use std::sync::{Arc, OnceLock};
 
 use phalanx_ir::Model;
 use phalanx_script::{
-    Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript, RankPlace, Route,
-    Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, average_script,
-    check_classes, eval_script, saving_script, traffic_of_class, train_script,
+    AheadPart, Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript, RankPlace,
+    Route, Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World,
+    ahead_script, average_script, check_classes, eval_script, saving_script, traffic_of_class,
+    train_script,
 };
 
 use super::lowered::Lowered;
@@ -61,7 +62,8 @@ impl<'a> Planner<'a> {
                 let world = World::new(&lowered.model, stage_groups, library.clone());
                 world.map(|world| world.updated(lowered.updates.clone()))
             };
-            train.push(world(stage_groups)?.parking(lowered.moves.clone()));
+            let own = world(stage_groups)?.parking(lowered.moves.clone());
+            train.push(own.previewing(lowered.goes_ahead()));
             block.extend(lowered.block_groups_of(replica).map(world).transpose()?);
             for (key, model, stage_groups) in lowered.forwards(replica) {
                 let world = World::new(model, stage_groups, library.clone())?;
@@ -78,6 +80,9 @@ impl<'a> Planner<'a> {
         let train = [
             (ScriptKey::Train, trains),
             (ScriptKey::Block, trains && !self.block.is_empty()),
+            (ScriptKey::Ahead(AheadPart::First), self.lowered.goes_ahead()),
+            (ScriptKey::Ahead(AheadPart::Middle), self.lowered.goes_ahead()),
+            (ScriptKey::Ahead(AheadPart::Last), self.lowered.goes_ahead()),
             (ScriptKey::SaveAndTrain, trains && saves),
             (ScriptKey::Save, trains && saves),
             (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
@@ -282,6 +287,7 @@ impl ScriptBuilder for RankScripts<'_> {
                 let world = planner.world(key, at.replica);
                 train_script(&TrainingScript { world, ..planner.training(at) }, state)
             }
+            (ScriptKey::Ahead(part), _) => ahead_script(&planner.training(at), state, part),
             (ScriptKey::SaveAndTrain, _) => saving_script(&planner.training(at), state),
             (ScriptKey::Save, _) => Ok(state.save_script()),
             (ScriptKey::Average, _) => {

@@ -50,7 +50,7 @@ impl StateSource for NewRun<'_> {
             StateKind::Weights | StateKind::Older(_) | StateKind::Master => {
                 (self.0)(param, ranges, dtype).map(Some)
             }
-            StateKind::Gradient | StateKind::Optimizer(_) => Ok(None),
+            StateKind::Preview | StateKind::Gradient | StateKind::Optimizer(_) => Ok(None),
         }
     }
 }

@@ -257,7 +257,7 @@ pub(crate) fn stored_name(
 /// The name by which a kind of state is read from checkpoints.
 pub(crate) fn kind_name(kind: StateKind, optimizer: &'static [&'static str]) -> &'static str {
     match kind {
-        StateKind::Weights | StateKind::Older(_) | StateKind::Master => FULL,
+        StateKind::Weights | StateKind::Older(_) | StateKind::Preview | StateKind::Master => FULL,
         StateKind::Optimizer(number) => optimizer[number],
         StateKind::Gradient => "gradient",
     }

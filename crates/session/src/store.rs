@@ -186,7 +186,9 @@ impl Store {
     /// What a buffer of a kind of state holds: with split masters, weights are upper halves.
     fn stored(&self, kind: StateKind, dtype: DType) -> Stored {
         match kind {
-            StateKind::Weights | StateKind::Older(_) if self.split => Stored::Upper,
+            StateKind::Weights | StateKind::Older(_) | StateKind::Preview if self.split => {
+                Stored::Upper
+            }
             StateKind::Master if self.split => Stored::Lower,
             _ => Stored::As(dtype),
         }

@@ -6,6 +6,7 @@ mod counted;
 mod kept;
 mod load;
 mod results;
+mod validated;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,6 +59,8 @@ pub struct RankWorker<E: Engine> {
     load: LoadCounter,
     /// Predictions of the last step that would be lost.
     kept: Kept,
+    /// Whether the gradients of the last step of a block were clipped.
+    clipped: bool,
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -129,6 +132,7 @@ impl<E: Engine> RankWorker<E> {
             pulse,
             load: LoadCounter::default(),
             kept: Kept::default(),
+            clipped: false,
         })
     }
 

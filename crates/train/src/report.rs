@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::checkpoints::CommittedCheckpoint;
 use crate::closing::{PerStep, closing, next, where_traced};
 use crate::metrics::{
-    EvaluationLine, GpuPart, LoadPlot, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step,
-    StepLine, Summary, ZScore,
+    EvaluationLine, GpuPart, LoadPlot, LossPlot, OneRank, Repeated, RestartLine, Resumed,
+    SavedLine, Step, StepLine, Summary, ZScore,
 };
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
@@ -16,6 +16,7 @@ use crate::times::{LedgerLine, Times};
 use phalanx_error::{Result, bytes, counted};
 use phalanx_inspect::trace::Written;
 use phalanx_recovery::Spent;
+use phalanx_session::StepResult;
 use phalanx_session::again::Again;
 use phalanx_session::host::{self, GpuNow};
 
@@ -257,6 +258,19 @@ impl Report {
         self.append(&json)?;
         self.print(&json);
         self.line(&format!("checkpoint after step {step}: {} ({size})", line.path));
+        Ok(())
+    }
+
+    /// Reports that a step was done twice, if it was.
+    pub(crate) fn twice(&mut self, at_step: usize, result: StepResult) -> Result<()> {
+        if !result.repeated {
+            return Ok(());
+        }
+        let json = Repeated { at_step }.to_json();
+        self.append(&json)?;
+        self.print(&json);
+        let before = at_step - 1;
+        self.line(&format!("step {at_step} was done twice: step {before} was clipped after all"));
         Ok(())
     }
 

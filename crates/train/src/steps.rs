@@ -300,7 +300,8 @@ fn diverged(
 mod tests {
     use super::*;
 
-    const NAN: StepResult = StepResult { loss: f64::NAN, grad_norm: f64::NAN, scaling: None };
+    const NAN: StepResult =
+        StepResult { loss: f64::NAN, grad_norm: f64::NAN, scaling: None, repeated: false };
 
     #[test]
     fn a_loss_that_was_never_a_number_is_not_blamed_on_the_learning_rate() {

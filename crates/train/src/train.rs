@@ -347,7 +347,7 @@ impl<'a> Run<'a> {
                 skipped: result.scaling.map(|scaling| scaling.skipped),
             };
             // An error of the report concerns one process; so all evaluate before it counts.
-            let mut reported = report.step(line, time);
+            let mut reported = report.twice(step, result).and_then(|()| report.step(line, time));
             report.experts.extend(step, taken.load);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {

@@ -6,6 +6,7 @@ use phalanx_ir::{Axis, DType, Mesh};
 use phalanx_spmd::{Gathering, Share};
 
 use super::norm::StepNumbers;
+use super::update::Results;
 use super::versions::{NextVersion, VersionPlaces};
 use super::{
     Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
@@ -17,52 +18,85 @@ use crate::key::{BufferKey, Number, Scalar};
 use crate::library::Placed;
 
 /// Appends the next update of all units, and the gathers of new weights; gradients are multiplied by the
-/// coefficient.
+/// coefficient. The rate and the number of the step are given by the host, unless they are carried from the step before.
 pub(super) fn append(
     script: &mut Script,
     state: &State,
     training: &TrainingScript<'_>,
-    StepNumbers { coefficient, go }: StepNumbers,
+    numbers: StepNumbers,
     versions: &mut VersionPlaces<'_>,
+    carried: Option<[BufferId; 2]>,
 ) -> Result<(), ScriptError> {
-    let (TrainingScript { world, precision, optimizer, .. }, ranks) = (*training, training.ranks());
+    let TrainingScript { world, precision, .. } = *training;
     let update = versions.done();
     // Where steps may change nothing, the optimizer counts those that changed something.
     let applied = state.scalars.iter().find(|kept| kept.scalar == Scalar::Applied);
-    for (number, (unit, b)) in state.units.iter().zip(&state.buffers).enumerate() {
+    for (number, (unit, buffers)) in state.units.iter().zip(&state.buffers).enumerate() {
         let NextVersion { from, into } = versions.next(number, script, precision.weights)?;
-        let [own, new] = [from, into].map(|buffer| View { buffer, ..own_weights(unit, b, ranks) });
-        if !unit.updates(ranks) {
+        if !unit.updates(training.ranks()) {
+            let new = View { buffer: into, ..own_weights(unit, buffers, training.ranks()) };
             gather_weights(script, unit, new, training)?;
             continue;
         }
         let mut given = |of| scalar(script, world.scalar_key(of, update), precision.state);
-        let lr = given(Scalar::LearningRate);
-        let step = match applied {
-            Some(applied) => applied.buffer,
-            None => given(Scalar::Step),
-        };
-        let (mesh, members) = updating(unit, training)?;
-        let program = update::update(unit, precision, optimizer, go.is_some(), &mesh)?;
-        // Lower halves go beside the weights; whole masters, instead of them.
-        let (lower, master) = match precision.split {
-            true => (b.master.as_ref().map(held), None),
-            false => (None, b.master.as_ref().map(held)),
-        };
-        let mut inputs = vec![master.unwrap_or(own), held(b.trained())];
-        inputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
-        inputs.extend([lr, step, coefficient].into_iter().chain(go).map(whole));
-        let mut outputs = vec![master.unwrap_or(new)];
-        outputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
-        outputs.extend(master.map(|_| new));
-        let label = format!("update {}", unit.name);
-        let program = script.program_of(training.world.library.placed(&program), members);
-        push_as(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
-        if unit.facts.gathering == Gathering::AfterUpdate {
-            gather_weights(script, unit, new, training)?;
-        }
+        let given = carried.unwrap_or_else(|| {
+            let step = applied.map(|applied| applied.buffer);
+            [given(Scalar::LearningRate), step.unwrap_or_else(|| given(Scalar::Step))]
+        });
+        let of = UpdateOf { unit, buffers, numbers, given, results: Results::All };
+        update_unit(script, training, &of, [from, into])?;
     }
     versions.updated();
+    Ok(())
+}
+
+/// An update of a unit.
+pub(super) struct UpdateOf<'a> {
+    pub(super) unit: &'a Unit,
+    pub(super) buffers: &'a UnitBuffers,
+    pub(super) numbers: StepNumbers,
+    /// The learning rate and the number of the step.
+    pub(super) given: [BufferId; 2],
+    pub(super) results: Results,
+}
+
+/// Appends the update of a unit from the weights of one buffer into another.
+pub(super) fn update_unit(
+    script: &mut Script,
+    training: &TrainingScript<'_>,
+    of: &UpdateOf<'_>,
+    weights: [BufferId; 2],
+) -> Result<(), ScriptError> {
+    let TrainingScript { precision, optimizer, .. } = *training;
+    let UpdateOf { unit, buffers: b, numbers: StepNumbers { coefficient, go }, given, results } =
+        *of;
+    let ranks = training.ranks();
+    let [own, new] = weights.map(|buffer| View { buffer, ..own_weights(unit, b, ranks) });
+    let (mesh, members) = updating(unit, training)?;
+    let program = update::update(unit, precision, optimizer, (go.is_some(), results), &mesh)?;
+    // Lower halves go beside the weights; whole masters, instead of them.
+    let (lower, master) = match precision.split {
+        true => (b.master.as_ref().map(held), None),
+        false => (None, b.master.as_ref().map(held)),
+    };
+    let mut inputs = vec![master.unwrap_or(own), held(b.trained())];
+    inputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
+    inputs.extend(given.into_iter().chain([coefficient]).chain(go).map(whole));
+    let (what, outputs) = match results {
+        Results::Weights => ("preview", vec![new]),
+        Results::All => {
+            let mut outputs = vec![master.unwrap_or(new)];
+            outputs.extend(lower.into_iter().chain(b.states.iter().map(held)));
+            outputs.extend(master.map(|_| new));
+            ("update", outputs)
+        }
+    };
+    let label = format!("{what} {}", unit.name);
+    let program = script.program_of(training.world.library.placed(&program), members);
+    push_as(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
+    if unit.facts.gathering == Gathering::AfterUpdate {
+        gather_weights(script, unit, new, training)?;
+    }
     Ok(())
 }
 
@@ -84,7 +118,7 @@ fn updating(
 }
 
 /// A scalar that the host provides.
-fn scalar(script: &mut Script, key: BufferKey, dtype: DType) -> BufferId {
+pub(super) fn scalar(script: &mut Script, key: BufferKey, dtype: DType) -> BufferId {
     script.find(&key).unwrap_or_else(|| {
         script.buffer(Buffer {
             key,

@@ -55,6 +55,9 @@ pub struct UnitBuffers {
     pub weights: HeldRange,
     /// The same as it was one update ago, two updates ago, and so on, if runs still read it.
     pub older: Vec<HeldRange>,
+    /// The weights that the next step probably reads, if it does not wait for the norm; between blocks of steps it
+    /// holds nothing that counts.
+    pub preview: Option<HeldRange>,
     /// The gradient as the update reads it, if the unit is trained.
     pub gradient: Option<HeldRange>,
     /// The wide copy that is updated, if weights are narrow, or what it has besides them: in u16, the lower
@@ -70,6 +73,7 @@ impl UnitBuffers {
         match kind {
             StateKind::Weights => Some(&self.weights),
             StateKind::Older(age) => self.older.get(age.checked_sub(1)?),
+            StateKind::Preview => self.preview.as_ref(),
             StateKind::Gradient => self.gradient.as_ref(),
             StateKind::Master => self.master.as_ref(),
             StateKind::Optimizer(number) => self.states.get(number),
@@ -81,7 +85,7 @@ impl UnitBuffers {
         self.gradient.as_ref().is_none_or(|gradient| !gradient.elements.is_empty())
     }
 
-    /// Everything that is kept.
+    /// Everything that is kept between blocks of steps.
     pub fn all(&self) -> impl Iterator<Item = (StateKind, &HeldRange)> {
         let optimizer = (0..self.states.len()).map(StateKind::Optimizer);
         let older = (1..=self.older.len()).map(StateKind::Older);
@@ -113,7 +117,7 @@ pub(super) fn own(unit: &Unit, ranks: RankOnMesh<'_>) -> Range<usize> {
 /// Buffers for what a rank keeps of each unit that is trained, of whose weights so many older versions are read.
 pub(super) fn buffers(
     script: &mut Script,
-    (units, delays): (&[Unit], &[usize]),
+    (units, delays, previews): (&[Unit], &[usize], bool),
     precision: Precision,
     optimizer: Optimizer,
     ranks: RankOnMesh<'_>,
@@ -124,6 +128,7 @@ pub(super) fn buffers(
         let weights = keeper.keep(StateKind::Weights, precision.weights);
         let older = (1..=delays[number]).map(StateKind::Older);
         let older = older.map(|kind| keeper.keep(kind, precision.weights)).collect();
+        let preview = previews.then(|| keeper.keep(StateKind::Preview, precision.weights));
         let mut gradient = keeper.keep(StateKind::Gradient, precision.grads);
         // Reduced in place, a whole gradient is complete in the part that this rank updates.
         if unit.facts.reduction == Reduction::OwnPart {
@@ -146,7 +151,14 @@ pub(super) fn buffers(
             }
         });
         let states = states.collect();
-        found.push(UnitBuffers { weights, older, gradient: Some(gradient), master, states });
+        found.push(UnitBuffers {
+            weights,
+            older,
+            preview,
+            gradient: Some(gradient),
+            master,
+            states,
+        });
     }
     found
 }
@@ -162,7 +174,7 @@ pub(super) fn weights(
     let keep = |(number, unit)| {
         let weights = Keeper { script, unit, number, ranks }.keep(StateKind::Weights, dtype);
         let (older, states) = (Vec::new(), Vec::new());
-        UnitBuffers { weights, older, gradient: None, master: None, states }
+        UnitBuffers { weights, older, preview: None, gradient: None, master: None, states }
     };
     units.map(keep).collect()
 }
@@ -180,7 +192,7 @@ impl Keeper<'_> {
     fn keep(&mut self, kind: StateKind, dtype: DType) -> HeldRange {
         let (unit, facts) = (self.unit, &self.unit.facts);
         let (kept, category, unwritten) = match kind {
-            StateKind::Weights | StateKind::Older(_) => {
+            StateKind::Weights | StateKind::Older(_) | StateKind::Preview => {
                 (facts.weights, Category::Weights, unit.padding(dtype))
             }
             StateKind::Gradient => {

@@ -71,8 +71,9 @@ pub(super) fn append(
             push(script, "sums", program, inputs, &[whole(own)], None);
             let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
             let (mesh, members) = together(&all)?;
-            let program =
-                over_devices(&mesh, state, |loss, squares| finish(loss, squares, training))?;
+            let program = over_devices(&mesh, state, |loss, squares| {
+                finish(loss, squares, training);
+            })?;
             let program = script.program_of(world.library.placed(&program), members);
             let inputs = [whole(own)].into_iter().chain(scale).collect();
             push_as(script, "norm and clip", program, inputs, &outputs, None);
@@ -135,6 +136,16 @@ pub(super) fn over_all(
     let sums: Vec<[Tensor<'_>; 2]> =
         (0..pairs).map(|i| [0, 1].map(|j| number(2 * i + j))).collect();
     then(&sums);
+    Ok(b.finish()?)
+}
+
+/// A program over all ranks that adds up their parts of the two numbers, and nothing else.
+pub(super) fn summed(mesh: &Mesh, dtype: DType) -> Result<Program, ScriptError> {
+    let b = Builder::on("sums of all", dtype, mesh.clone());
+    let axes = all_axes(mesh);
+    let ty = TensorType::new(dtype, vec![2]);
+    let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
+    b.port("all", Role::Scalar, all_reduce(b.input("sums", Role::Loss, ty), &axes));
     Ok(b.finish()?)
 }
 
@@ -257,8 +268,12 @@ fn over_devices(
 }
 
 /// The norm, and the coefficient that clips it. If the loss is scaled, also whether the norm is
-/// finite, and the scale.
-pub(super) fn finish(loss: Tensor<'_>, squares: Tensor<'_>, training: &TrainingScript<'_>) {
+/// finite, and the scale. Gives the coefficient.
+pub(super) fn finish<'b>(
+    loss: Tensor<'b>,
+    squares: Tensor<'b>,
+    training: &TrainingScript<'_>,
+) -> Tensor<'b> {
     let (b, dtype) = (loss.builder(), loss.ty().dtype);
     let scale = training.scaling.map(|_| b.scalar(Scalar::LossScale.name()));
     let unscaled = scale.map(|scale| scale.unary(UnaryKind::Recip));
@@ -279,6 +294,7 @@ pub(super) fn finish(loss: Tensor<'_>, squares: Tensor<'_>, training: &TrainingS
         b.port("go", Role::Scalar, finite.select(one, zero));
         b.probe("loss_scale", scale);
     }
+    coefficient
 }
 
 /// Returns two numbers side by side, partial over these axes.

@@ -23,7 +23,7 @@ impl State {
                 (buffers.master.as_ref().is_some_and(whole), buffers.is_updated());
             let kept = buffers.all().filter(move |(kind, _)| match kind {
                 StateKind::Weights => updated && !narrow,
-                StateKind::Gradient => false,
+                StateKind::Gradient | StateKind::Preview => false,
                 StateKind::Older(_) | StateKind::Master | StateKind::Optimizer(_) => true,
             });
             kept.map(move |(kind, held)| (StateKey { unit, kind }, held))

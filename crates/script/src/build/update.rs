@@ -15,6 +15,15 @@ use phalanx_spmd::Share;
 use super::{Optimizer, Precision, ScriptError, Unit};
 use crate::factored::StateOf;
 
+/// Which results of an update are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Results {
+    /// All of them.
+    All,
+    /// Only what programs read: weights, or their narrow copy.
+    Weights,
+}
+
 /// Updates what a rank keeps of a unit: inputs w, g, lower halves of w if it is split, the states, lr, step and
 /// clip, and `go` if steps may change nothing; outputs w, lower halves, the states and the narrow copy, if there
 /// is one.
@@ -22,7 +31,7 @@ pub(super) fn update(
     unit: &Unit,
     precision: Precision,
     optimizer: Optimizer,
-    guarded: bool,
+    (guarded, kept): (bool, Results),
     mesh: &Mesh,
 ) -> Result<Program, ScriptError> {
     let b = Builder::on("update", precision.state, mesh.clone());
@@ -64,6 +73,12 @@ pub(super) fn update(
     };
     if results.len() == 1 + states.len() {
         results.extend(precision.has_masters().then(|| results[0].cast(precision.weights)));
+    }
+    if kept == Results::Weights {
+        // Narrow copies come last; halves of masters come after the weights.
+        let copied = precision.has_masters() && !precision.split;
+        let read = if copied { results.len() - 1 } else { 0 };
+        results = vec![results[read]];
     }
     for (i, value) in results.iter().enumerate() {
         b.port(&format!("o{i}"), Role::State, *value);

@@ -24,6 +24,8 @@ pub(super) struct VersionPlaces<'a> {
     /// Updates of the script, and how many of them are done.
     updates: usize,
     done: usize,
+    /// Whether runs read previewed weights.
+    previewed: bool,
 }
 
 /// What the next update of a unit reads and writes.
@@ -45,7 +47,13 @@ impl<'a> VersionPlaces<'a> {
         let State { units, buffers, .. } = state;
         let delays = units.iter().map(|unit| world.delay(unit)).collect::<Result<_, _>>()?;
         let updates = world.update_count(stage_group);
-        Ok(Self { world, units, buffers, delays, updates, done: 0 })
+        let previewed = false;
+        Ok(Self { world, units, buffers, delays, updates, done: 0, previewed })
+    }
+
+    /// The same, where runs read previewed weights.
+    pub(super) fn previewed(self, previewed: bool) -> Self {
+        Self { previewed, ..self }
     }
 
     /// Tells the checker what each buffer holds at the start.
@@ -69,7 +77,10 @@ impl<'a> VersionPlaces<'a> {
 
     /// The buffer of the version of a unit that a run reads.
     pub(super) fn read(&self, unit: usize, turn: ScheduledRun) -> BufferId {
-        self.place(unit, self.version(unit, turn))
+        match (&self.buffers[unit].preview, self.previewed) {
+            (Some(preview), true) => preview.buffer,
+            _ => self.place(unit, self.version(unit, turn)),
+        }
     }
 
     /// Whether the version that a run reads was made already.

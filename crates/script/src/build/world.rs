@@ -33,6 +33,8 @@ pub struct World<'a> {
     pub library: Arc<Library>,
     /// When weights are updated, if not once at the end of each script.
     pub updates: Option<Updates>,
+    /// Whether a step may begin before the update of the one before is certain.
+    pub previews: bool,
     /// Micro-batches that wait on other stage groups for their backward; turns are those of stage groups.
     pub moves: Vec<ParkedMove>,
     /// For each parameter: the stage groups whose instances have it.
@@ -62,12 +64,29 @@ impl<'a> World<'a> {
             wirings[stage_group].clone()
         })?;
         let (updates, moves) = (None, Vec::new());
-        Ok(Self { model, stage_groups, library, updates, moves, holders, held, wirings, links })
+        let previews = false;
+        Ok(Self {
+            model,
+            stage_groups,
+            library,
+            updates,
+            previews,
+            moves,
+            holders,
+            held,
+            wirings,
+            links,
+        })
     }
 
     /// The same, where weights are updated by this rule.
     pub fn updated(self, updates: Option<Updates>) -> Self {
         Self { updates, ..self }
+    }
+
+    /// The same, where a step may begin before the update of the one before is certain.
+    pub fn previewing(self, previews: bool) -> Self {
+        Self { previews, ..self }
     }
 
     /// The same, where some micro-batches wait on other stage groups, whose meshes are the same.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_engine::Engine;
 use phalanx_error::Result;
-use phalanx_script::{Outcome, ScriptKey};
+use phalanx_script::{AheadPart, Outcome, ScriptKey};
 
 use super::load::LoadCounter;
 use super::{RankWorker, without};
@@ -20,12 +20,16 @@ impl<E: Engine> RankWorker<E> {
         let block = steps.start..steps.start + BLOCK as u64;
         let alone = traced.is_some_and(|step| block.contains(&step));
         let saves = self.saves.as_ref().is_some_and(Saves::is_waiting);
-        let known = self.scripts.contains_key(&ScriptKey::Block);
+        let known = [ScriptKey::Block, ScriptKey::Ahead(AheadPart::First)];
+        let known = known.iter().any(|key| self.scripts.contains_key(key));
         known && !alone && !saves && block.end <= steps.end
     }
 
     /// Runs a block of steps, and gives their results.
     pub(super) fn block(&mut self, from: u64, batches: &dyn BatchSource) -> Result<Vec<StepReply>> {
+        if !self.scripts.contains_key(&ScriptKey::Block) {
+            return self.ahead(from, batches);
+        }
         let key = ScriptKey::Block;
         let seed = self.settings.seed;
         let loaded = self.scripts.get_mut(&key).ok_or_else(|| without(key))?;

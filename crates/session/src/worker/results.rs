@@ -32,7 +32,7 @@ impl<E: Engine> RankWorker<E> {
         let mut read = |number| read_scalar_of(&mut self.executor, train, &key(number), bytes);
         let (loss, grad_norm) = (read(Number::Loss)?, read(Number::GradNorm)?);
         let scaling = self.settings.scaling.map(|_| self.scaled(train, step)).transpose()?;
-        Ok(StepResult { loss, grad_norm, scaling })
+        Ok(StepResult { loss, grad_norm, scaling, repeated: false })
     }
 
     /// How the loss of the step that was just run was scaled.

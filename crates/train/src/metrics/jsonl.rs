@@ -115,6 +115,20 @@ impl Resumed {
     }
 }
 
+/// A step that was done twice, because it had begun before the gradients of the step before were found too large.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Repeated {
+    /// The step.
+    pub at_step: usize,
+}
+
+impl Repeated {
+    /// The event as a line of JSON, without the line break.
+    pub fn to_json(&self) -> String {
+        event("repeated", self)
+    }
+}
+
 /// Ranks that were started again after one was lost.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RestartLine {
@@ -292,6 +306,7 @@ mod tests {
         let evaluation = EvaluationLine { after_step: 50, val_loss: 2.5, val_accuracy: None };
         assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
         let compared = OneRank { steps: 20, loss_max_rel: 2.5e-7 };
+        assert_eq!(Repeated { at_step: 7 }.to_json(), r#"{"event":"repeated","at_step":7}"#);
         let text = r#"{"event":"one_rank","steps":20,"loss_max_rel":2.5e-7}"#;
         assert_eq!(compared.to_json(), text);
         let summary = Summary { steps: 2, val_loss: Some(1.5), ..Summary::default() };

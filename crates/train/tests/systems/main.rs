@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod again;
+mod ahead;
 mod asynchronous;
 mod bits;
 mod composition;

@@ -68,7 +68,7 @@ fn new_means<'b>(
     let [rows, columns] = unit.factors.totals();
     if let Some(go) = go {
         let zero = b.constant(go.dtype(), [rows + columns], 0.0);
-        let goes = go.broadcast([rows + columns], &[]).compare(CompareKind::Gt, zero);
+        let goes = go.broadcast([rows + columns], &[0]).compare(CompareKind::Gt, zero);
         new = goes.select(new, old);
     }
     [new.slice(0, 0, rows), new.slice(0, rows, columns)]

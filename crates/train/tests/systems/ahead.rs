@@ -1,0 +1,138 @@
+//! Post-validation: steps that go on before the norm of the step before is known, against steps that wait for it.
+
+use phalanx_config::Loaded;
+use phalanx_data::Batch;
+use phalanx_error::Result;
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::network::Network;
+use phalanx_session::{BLOCK, BatchSource, Session, StepData, StepResult};
+
+use crate::bits::Bits;
+use crate::support::{gpt, llama, models, settings, try_llama};
+
+const STEPS: usize = 2 * BLOCK;
+const ON: &str = "parallel.post_validation=true";
+const F32: [&str; 3] = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+
+/// What a run leaves: the results of its steps, and its parameters.
+type Left = (Vec<StepResult>, Bits);
+
+struct Given(Vec<Batch>);
+
+impl BatchSource for Given {
+    fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()> {
+        with_step_data(&self.0[step as usize - 1], |data| run(data, rate(step)))
+    }
+}
+
+/// Another one for every step, so that none is taken for another.
+fn rate(step: u64) -> f64 {
+    0.01 / (1.0 + step as f64)
+}
+
+fn session(loaded: &Loaded) -> Session {
+    let network = Network::new(loaded).unwrap();
+    Session::new(&models(loaded), settings(loaded, None), &*network.start()).unwrap()
+}
+
+/// Two blocks of steps, and one more step.
+fn trained(loaded: &Loaded) -> Left {
+    let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
+    let batches = (0..=STEPS).map(|_| loader.next_batch().unwrap().clone()).collect();
+    let (mut session, given) = (session(loaded), Given(batches));
+    let mut results = Vec::new();
+    for count in [BLOCK, BLOCK, 1] {
+        results.extend(session.take(count as u64, &given).unwrap());
+    }
+    let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect();
+    let params = session.params().unwrap();
+    (results, params.into_iter().map(|(name, own)| (name, bits(own.to_f64()))).collect())
+}
+
+/// The layout with and without; they must leave the same bits. Gives the norms, and the steps that were done again.
+fn same(what: &str, load: impl Fn(&[&str]) -> Loaded, sets: &[&str]) -> (Vec<f64>, Vec<bool>) {
+    let (plain, before) = trained(&load(sets));
+    let (found, after) = trained(&load(&[sets, &[ON]].concat()));
+    let numbers = |results: &[StepResult]| -> Vec<[u64; 2]> {
+        results.iter().map(|own| [own.loss, own.grad_norm].map(f64::to_bits)).collect()
+    };
+    assert_eq!(numbers(&found), numbers(&plain), "{what}");
+    assert!(before == after, "{what}: parameters differ");
+    assert!(plain.iter().all(|own| !own.repeated), "{what}");
+    let norms = plain.iter().map(|own| own.grad_norm).collect();
+    (norms, found.iter().map(|own| own.repeated).collect())
+}
+
+const PIPELINE: [&str; 4] =
+    ["parallel.pp=2", "train.microbatches=4", "train.batch_size=8", "optim.clip=1e6"];
+
+#[test]
+fn steps_that_go_ahead_have_the_bits_of_those_that_wait() {
+    let cases: [&[&str]; 10] = [
+        &["parallel.schedule=zb-h2"],
+        &["parallel.schedule=zb-v", "model.layers=4", "parallel.tp=2"],
+        &["parallel.schedule=zb-h1", "parallel.dp=2", "parallel.zero=1"],
+        &["parallel.schedule=1f1b", "parallel.dp=2", "parallel.zero=2"],
+        &["parallel.schedule=zb-auto", "parallel.dp=2", "parallel.zero=3"],
+        &["parallel.schedule=gpipe", "optim.kind=sgd", "optim.clip=none"],
+        &["parallel.schedule=zb-h2", "optim.kind=lamb", "train.recompute=stage"],
+        &["parallel.schedule=interleaved", "model.layers=4", "optim.kind=lion"],
+        &["parallel.schedule=chimera"],
+        &["parallel.schedule=zb-h2", "optim.kind=adafactor"],
+    ];
+    for case in cases {
+        let (_, repeated) =
+            same(&format!("{case:?}"), llama, &[&F32, &PIPELINE[..], case].concat());
+        assert!(repeated.iter().all(|again| !again), "{case:?}");
+    }
+    same("tied", gpt, &[&F32, &PIPELINE[..], &["parallel.schedule=zb-h2"]].concat());
+    let narrow = ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=bf16"];
+    for masters in ["whole", "split"] {
+        let masters = format!("precision.masters={masters}");
+        let own = ["parallel.schedule=zb-h2", &masters];
+        same(&masters, llama, &[&narrow[..], &PIPELINE, &own].concat());
+    }
+}
+
+/// A step after one that was clipped is done again, unless it waited for that one's norm; which it does after a clipped
+/// one. So each series of clipped steps costs one step, and whatever is clipped, the bits are those of waiting.
+#[test]
+fn a_clipped_step_costs_one_more_and_changes_no_bit() {
+    let sets = [&PIPELINE[..3], &["parallel.schedule=zb-h2"]].concat();
+    let (norms, _) = same("never", llama, &[&sets[..], &["optim.clip=1e6"]].concat());
+    let mut sorted = norms;
+    sorted.sort_by(f64::total_cmp);
+    for quantile in [0, STEPS / 4, STEPS / 2, 3 * STEPS / 4] {
+        let clip = format!("optim.clip={}", sorted[quantile]);
+        let (norms, repeated) = same(&clip, llama, &[&sets[..], &[&clip]].concat());
+        let clipped = |step: usize| norms[step] + 1e-6 > sorted[quantile];
+        let again = |step: usize| {
+            // The first of a block finds everything committed; after a clipped step the next one waited.
+            let alone = step.is_multiple_of(BLOCK);
+            let waited = step >= 2 && clipped(step - 2);
+            !alone && clipped(step - 1) && !waited
+        };
+        let expected: Vec<bool> = (0..norms.len()).map(again).collect();
+        assert_eq!(repeated, expected, "{clip}: {norms:?}");
+        assert!(quantile == 0 || repeated.contains(&true), "{clip}");
+    }
+}
+
+/// What it cannot mean is refused, with what would work.
+#[test]
+fn what_has_no_certain_end_of_a_step_is_refused() {
+    let pipeline = ["parallel.pp=2", "train.microbatches=4", ON];
+    for (more, why, remedy) in [
+        (&["parallel.pp=1"][..], "one stage waits for no other", "parallel.pp = 2 or more"),
+        (&["parallel.schedule=pipedream-2bw"], "older weights", "parallel.schedule = \"zb-h2\""),
+        (&["precision.compute=f16"], "overflowed", "precision.compute = \"bf16\""),
+        (
+            &["parallel.dp=2", "parallel.sync=dataparallel"],
+            "do not all update",
+            "parallel.sync = \"ddp\"",
+        ),
+    ] {
+        let said = try_llama(&[&pipeline[..], more].concat()).unwrap_err().to_string();
+        assert!(said.contains(why) && said.contains(remedy), "{more:?}: {said}");
+    }
+}
