@@ -298,6 +298,13 @@ impl<'a> Training<'a> {
         self.session.layout()
     }
 
+    /// Bytes that the ranks have exchanged so far, all together, as the transport counted them.
+    pub fn moved(&mut self) -> Result<u64> {
+        let counted = self.session.measure()?;
+        let routes = counted.iter().flat_map(|rank| rank.moved.values());
+        Ok(routes.map(|moved| moved.bytes).sum())
+    }
+
     /// Ends the training, and keeps its losses and weights.
     pub fn into_report(self) -> Report {
         Report::new(self.losses, self.session)

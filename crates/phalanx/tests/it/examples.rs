@@ -25,6 +25,7 @@ examples!(
     zero = "../../examples/zero.rs",
     tensor_parallel = "../../examples/tensor_parallel.rs",
     layerwise = "../../examples/layerwise.rs",
+    local_sgd = "../../examples/local_sgd.rs",
     pipe = "../../examples/pipe.rs",
     three_d = "../../examples/three_d.rs"
 );
@@ -175,4 +176,17 @@ fn examples_are_short() {
         let lines = text.lines().count();
         assert!(lines < 60, "{name}: {lines} lines");
     }
+}
+
+/// A mean every H steps moves 1/H of the bytes, exactly, and least squares are found all the same.
+#[test]
+fn replicas_move_less_the_rarer_they_meet() {
+    let found = local_sgd::convex(64).unwrap();
+    for (i, bytes) in found.bytes.iter().enumerate() {
+        assert_eq!(*bytes, found.bytes[0] / f64::from(1 << i), "H = {}", 1 << i);
+    }
+    let (best, worst) = (found.losses[0], found.losses.iter().copied().fold(0.0, f64::max));
+    assert!(best > 0.0 && worst < 3.0 * best, "{:?}", found.losses);
+    let drawn = local_sgd::picture(&found, &found);
+    assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"));
 }
