@@ -121,8 +121,10 @@ layouts() {
   PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
   PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
   verify "2D, tp 4, streamed" parallel.tp=4 parallel.tp_kind=2d parallel.stream=true
+  verify "GSPMD's 2-D recipe, tp 4" parallel.tp=4 parallel.tp_kind=gspmd
+  verify "pp 2, zb-h2, post-validation" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=zb-h2 parallel.post_validation=true
   verify "tp 2, sp, streamed" parallel.tp=2 parallel.sp=true parallel.stream=true
-  verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor optim.betas=[0,0]
+  verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
   done

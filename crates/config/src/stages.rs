@@ -178,6 +178,14 @@ impl Config {
                 .because("one stage waits for no other")
                 .fix(format!("leave {POST_VALIDATION} out, or {PP} = 2 or more"))
         });
+        let predicts = self.model.kind == ModelKind::Cnn;
+        values.rule(&[POST_VALIDATION, "model.kind"], !predicts, || {
+            Problem::new(format!(
+                "{POST_VALIDATION} = true does not work with model.kind = \"cnn\""
+            ))
+            .because("its predictions are read after each step, so no step goes ahead")
+            .fix(format!("leave {POST_VALIDATION} out"))
+        });
         values.rule(&[POST_VALIDATION, SCHEDULE], !named.is_asynchronous(), || {
             Problem::new(format!(
                 "{POST_VALIDATION} = true does not work with {SCHEDULE} = \"{named}\""

@@ -114,9 +114,9 @@ fn kept_or_measured(
     if let Some(proposal) = kept() {
         return Ok(proposal);
     }
-    if let Some(best) = measure()? {
-        cache.keep(key, &proposals[best].map(u64::to_le_bytes).concat());
-    }
+    // Without room to measure the first stays, for those who come later too.
+    let best = measure()?.unwrap_or(0);
+    cache.keep(key, &proposals[best].map(u64::to_le_bytes).concat());
     Ok(kept().unwrap_or(proposals[0]))
 }
 
@@ -161,7 +161,9 @@ mod tests {
             kept_or_measured(cache, "key", &proposals(), || Ok(measured)).unwrap()
         };
         assert_eq!(choose(&none, Some(2)), first, "nobody else would learn of it");
-        assert_eq!(choose(&cache, None), first, "no room to measure");
+        let crowded = |measured| kept_or_measured(&cache, "other", &proposals(), || Ok(measured));
+        assert_eq!(crowded(None).unwrap(), first, "no room to measure");
+        assert_eq!(crowded(Some(2)).unwrap(), first, "another rank must choose the same");
         assert_eq!(choose(&cache, Some(2)), third);
         assert_eq!(choose(&cache, Some(1)), third, "it was kept");
         // A library that no longer proposes it, and a file that was cut short.

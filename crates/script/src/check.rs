@@ -28,9 +28,9 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
     let mut versions = Versions::new(script);
-    // Accumulators persist, but what they hold from the step before is not a contribution. An
-    // accumulator without contributions is zero and gathered_ranges zero.
-    // accumulator whose first update needs no contribution is complete from the script before.
+    // Accumulators persist, but what they hold from the step before is not a contribution. One without
+    // contributions is zero and stays zero; one whose first update needs no contribution is complete from the
+    // script before.
     for accumulator in
         script.accumulators.iter().filter(|a| a.complete.first().is_some_and(|all| !all.is_empty()))
     {

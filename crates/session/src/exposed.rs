@@ -11,16 +11,21 @@ use super::Lowered;
 impl Lowered {
     /// Whether steps may be taken in blocks: not if predictions are read after each.
     pub(crate) fn has_blocks(&self) -> bool {
+        let rolls = self.settings.parallel.pipeline.has_blocks();
+        (rolls && !self.reads_predictions()) || self.goes_ahead()
+    }
+
+    /// Whether what the model exposes is read after each step.
+    fn reads_predictions(&self) -> bool {
         let counts = [port::CHOSEN, port::PLACED];
-        let read = probes(&self.model).any(|probe| !counts.contains(&probe));
-        let pipeline = &self.settings.parallel.pipeline;
-        (pipeline.has_blocks() || self.goes_ahead()) && !read
+        probes(&self.model).any(|probe| !counts.contains(&probe))
     }
 
     /// Whether the steps of a block go on before the norm of the step before is known. One stage group has nobody
     /// to wait for.
     pub(crate) fn goes_ahead(&self) -> bool {
-        self.settings.parallel.pipeline.post_validation && self.is_pipeline() && self.trains
+        let asked = self.settings.parallel.pipeline.post_validation;
+        asked && self.is_pipeline() && self.trains && !self.reads_predictions()
     }
 
     /// The scripts whose model exposes a value of this name.

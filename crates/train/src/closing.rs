@@ -25,7 +25,8 @@ impl PerStep {
 
     /// So many steps of it.
     pub(crate) fn times(self, steps: u64, seconds: f64) -> Taken {
-        let per_s = |all: u64| all as f64 / seconds;
+        // A run that only wrote its weights took none.
+        let per_s = |all: u64| if steps > 0 { all as f64 / seconds } else { 0.0 };
         match self {
             PerStep::Tokens(each) => {
                 let tokens = each * steps;

@@ -338,7 +338,8 @@ impl Report {
             parameters,
             taken: train.times(taken as u64, seconds),
             seconds,
-            gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * taken as f64 / seconds),
+            gemm_rate_fraction: (self.facts.gemm_seconds.filter(|_| taken > 0))
+                .map(|gemm| gemm * taken as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
             run_dir: self.run.as_ref().map(|run| run.path().display().to_string()),

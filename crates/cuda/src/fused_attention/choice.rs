@@ -34,12 +34,15 @@ impl AttentionLibrary {
         while let Ok(Some(plan)) = self.plan(shape, plans.last().map_or(0, next)) {
             plans.push(plan);
         }
+        if plans.len() < 2 {
+            return Ok(plans.first().map(|plan| plan.made.plan.number));
+        }
         // As much for every operand as for the largest.
         let queries = shape.batch * shape.heads * shape.positions;
         let each = (queries * shape.of.size().max(4) * shape.size).next_multiple_of(256);
-        let operands = plans.first().map_or(0, |plan| plan.made.tensors.len());
+        let operands = plans[0].made.tensors.len();
         let memory = random_memory(stream, each * operands + shape.workspace())?;
-        let Some(memory) = memory.filter(|_| plans.len() > 1) else { return Ok(None) };
+        let Some(memory) = memory else { return Ok(None) };
         let at = |operand: usize| memory.address() + (each * operand) as Address;
         let bound = |plan: &AttentionPlan| -> Result<Bound, CudaError> {
             let tensors = plan.made.tensors.iter().copied().enumerate();

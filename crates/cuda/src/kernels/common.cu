@@ -42,7 +42,6 @@ __device__ __forceinline__ float load(half x) {
 #endif
 }
 
-// The nearest number of an element type, ties to even.
 // The nearest bf16 of a single, ties away from zero, and its lower 16 bits (crates/ir/src/halves.rs); NaN stays NaN.
 __device__ __forceinline__ void split_halves(float x, u16& upper, u16& lower) {
     u32 b = __float_as_uint(x);
@@ -51,6 +50,7 @@ __device__ __forceinline__ void split_halves(float x, u16& upper, u16& lower) {
     lower = nan ? (u16)0 : (u16)b;
 }
 
+// The nearest number of an element type, ties to even.
 template <class T> struct Store;
 template <> struct Store<double> {
     static __device__ __forceinline__ double of(double x) { return x; }

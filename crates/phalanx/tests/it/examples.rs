@@ -25,10 +25,14 @@ examples!(
     zero = "../../examples/zero.rs",
     tensor_parallel = "../../examples/tensor_parallel.rs",
     layerwise = "../../examples/layerwise.rs",
-    local_sgd = "../../examples/local_sgd.rs",
     pipe = "../../examples/pipe.rs",
     three_d = "../../examples/three_d.rs"
 );
+
+// A plot for the documentation: longer than an example that is read.
+#[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
+#[path = "../../examples/local_sgd.rs"]
+mod local_sgd;
 
 /// Single tokens tell nothing (ln 32 = 3.47), pairs leave 1.18.
 #[test]

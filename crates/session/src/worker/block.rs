@@ -1,4 +1,4 @@
-//! Several steps as one script: ranks run them without waiting for each other in between.
+//! Several steps that ranks take without waiting for each other in between, as one script or as one for each step.
 
 use std::ops::Range;
 
