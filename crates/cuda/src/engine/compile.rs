@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_call::{Slot, Slots};
+use phalanx_call::{LiveRange, Slot, Slots};
 use phalanx_comm::CountedEndpoint;
 use phalanx_engine::EngineError;
 use phalanx_ir::Program;
@@ -35,6 +35,15 @@ pub(super) enum What {
 impl CudaKernel {
     pub(super) fn of(name: &str, what: What) -> Self {
         Self { name: name.into(), what, slots: Slots::default(), instrs: 0 }
+    }
+
+    /// Whether a piece of its workspace is scratch memory that a library has while it runs an attention.
+    pub(super) fn lends(&self, life: &LiveRange) -> bool {
+        let What::Program(tasks) = &self.what else { return false };
+        let mut own = tasks.iter().filter(|(instr, _)| *instr == life.birth);
+        let is_scratch = life.birth == life.death
+            && self.slots.scratch.get(life.birth) == Some(&Some(life.offset));
+        is_scratch && own.any(|(_, task)| matches!(task, Task::Attention(_)))
     }
 
     /// Its one task, if that is a collective or a message.
