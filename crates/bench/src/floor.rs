@@ -63,6 +63,16 @@ impl Effort {
     }
 }
 
+/// A product of a rank's layers, timed on all ranks at once.
+pub(crate) struct ProductTime {
+    /// The product.
+    pub(crate) product: TimedProduct,
+    /// How many of them there are in a micro-batch.
+    pub(crate) count: usize,
+    /// How long one takes.
+    pub(crate) seconds: f64,
+}
+
 /// Seconds that the products of one step would take alone; `None` for a model without any.
 pub fn seconds(
     lowered: &Lowered,
@@ -70,33 +80,51 @@ pub fn seconds(
     compute: DType,
     effort: Effort,
 ) -> Result<Option<f64>> {
+    let model = &lowered.model;
+    let times = times(lowered, backend, compute, effort)?;
+    if times.is_empty() {
+        return Ok(None);
+    }
+    let mut once: f64 = times.iter().map(|time| time.count as f64 * time.seconds).sum();
+    // The ranks that were not timed take turns on the same cores.
+    let size = Size::of(lowered);
+    once *= size.ranks as f64 / effort.ranks(size) as f64;
+    let done: f64 = flops(times.iter().map(|time| (&time.product, time.count)));
+    let done = done * lowered.mesh().ranks() as f64;
+    let needed = products(model, |segment| &model.segments()[segment]);
+    let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
+    Ok(Some(once * needed / done * passes(lowered)?))
+}
+
+/// The distinct products of a rank's layers in one micro-batch.
+pub(crate) fn times(
+    lowered: &Lowered,
+    backend: &dyn Backend,
+    compute: DType,
+    effort: Effort,
+) -> Result<Vec<ProductTime>> {
     let (model, compiled) = (&lowered.model, lowered.compiled());
     let local = products(model, |segment| compiled.program(segment, Part::F));
     let (whole, counts): (Vec<TimedProduct>, Vec<usize>) = local.into_iter().unzip();
     if whole.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let cut: Vec<TimedProduct> = whole.iter().map(|p| p.cut(effort.most)).collect();
     let types = [compute, lowered.settings.precision.grads];
     let Effort { rounds, work, seconds, .. } = effort;
     let timing = Timing { products: &cut, types, limits: Limits { rounds, work, seconds } };
     let size = Size::of(lowered);
-    let timed = effort.ranks(size);
     // Nobody sends a message, so the ranks need no channels.
-    let rounds = backend.time_products(Size { ranks: timed, depth: None, ..size }, &timing)?;
-    let mut once = 0.0;
-    for (at, (whole, cut)) in whole.iter().zip(&cut).enumerate() {
+    let size = Size { ranks: effort.ranks(size), depth: None, ..size };
+    let rounds = backend.time_products(size, &timing)?;
+    let time = |(at, (whole, count)): (usize, (TimedProduct, usize))| {
         let ranks: Vec<&[Round]> = rounds.iter().map(|ranks| &ranks[at].rounds[..]).collect();
         let repeats = rounds.first().map_or(1, |products| products[at].repeats);
         let seconds = together(&ranks, effort.best) / repeats as f64;
-        once += counts[at] as f64 * seconds * whole.flops() as f64 / cut.flops() as f64;
-    }
-    // The ranks that were not timed take turns on the same cores.
-    once *= size.ranks as f64 / timed as f64;
-    let done: f64 = flops(whole.iter().zip(counts)) * lowered.mesh().ranks() as f64;
-    let needed = products(model, |segment| &model.segments()[segment]);
-    let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
-    Ok(Some(once * needed / done * passes(lowered)?))
+        let seconds = seconds * whole.flops() as f64 / cut[at].flops() as f64;
+        ProductTime { product: whole, count, seconds }
+    };
+    Ok(whole.iter().copied().zip(counts).enumerate().map(time).collect())
 }
 
 /// By how much the time of one micro-batch's products is multiplied: by the number of micro-batches
@@ -187,7 +215,9 @@ mod tests {
     /// However many ranks a run has, a short measurement takes no more than the cores.
     #[test]
     fn few_ranks_are_timed_before_a_run() {
-        let size = |ranks, threads| Size { ranks, threads, depth: None, keeps: false, tf32: false };
+        let units = phalanx_config::CpuUnits::Auto;
+        let size =
+            |ranks, threads| Size { ranks, threads, depth: None, keeps: false, tf32: false, units };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(Effort::SHORT.ranks(size(1, 1)), 1);
         assert_eq!(Effort::SHORT.ranks(size(4096, 1)), cores.min(4096));

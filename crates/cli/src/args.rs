@@ -268,6 +268,9 @@ pub(crate) enum Bench {
     /// Times full training steps on random tokens, and compares them with their matrix products
     /// alone.
     Step(Settings),
+    /// Times the matrix products of the layers alone, and compares them with the peak of the unit that
+    /// multiplies.
+    Products(Settings),
     /// Times collectives between ranks, and compares them with copying the same number of bytes.
     Collectives {
         #[command(flatten)]

@@ -79,6 +79,31 @@ fn gpu_step(settings: &Settings, loaded: &Loaded) -> Result<()> {
     Ok(())
 }
 
+/// Times products alone.
+pub(crate) fn products(settings: &Settings, loaded: &Loaded) -> Result<()> {
+    let result = bench::products(out::noted(loaded))?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    if let (Some(unit), Some(peak)) = (&result.unit, result.peak_gflops) {
+        out::line(&format!("multiplied by {unit}; peak of a rank {peak:.0} GFLOP/s"));
+    }
+    let head = ["rows", "from", "to", "each", "µs", "GFLOP/s", "of peak"];
+    out::line(&format!(
+        "    {:>8}{:>8}{:>8}{:>6}{:>12}{:>10}{:>9}",
+        head[0], head[1], head[2], head[3], head[4], head[5], head[6]
+    ));
+    for row in &result.products {
+        let share = row.of_peak.map_or(String::new(), |share| format!("{:.0}%", 100.0 * share));
+        out::line(&format!(
+            "{:<4}{:>8}{:>8}{:>8}{:>6}{:>12.0}{:>10.1}{share:>9}",
+            row.pass, row.rows, row.from, row.to, row.count, row.median_us, row.gflops
+        ));
+    }
+    Ok(())
+}
+
 /// Times collectives.
 pub(crate) fn collectives(
     settings: &Settings,

@@ -66,6 +66,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Command::Bench(Bench::Step(settings)) => {
             begin(network::load(&settings.sources()), &|loaded| bench::step(settings, loaded))
         }
+        Command::Bench(Bench::Products(settings)) => {
+            begin(network::load(&settings.sources()), &|loaded| bench::products(settings, loaded))
+        }
         Command::Bench(Bench::Collectives { settings, ranks }) => {
             begin(network::load(&settings.sources()), &|loaded| {
                 bench::collectives(settings, loaded, ranks.map(|n| n.get()))

@@ -44,7 +44,7 @@ pub use parallel::{
     TensorRules, TpKind, ZeroStage,
 };
 pub use precision::{FloatKind, LossScale, MasterKind, PrecisionConfig};
-pub use run::{DeviceKind, RankKind, RunConfig, RunName};
+pub use run::{CpuUnitKind, CpuUnits, DeviceKind, RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
 pub use sync::{SyncKind, SyncMomentum};

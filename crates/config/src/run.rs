@@ -44,6 +44,10 @@ section! {
         ranks: RankKind = "threads"; aka "backend" "launcher" "distributed_backend",
         /// Where programs run: on the processor's cores, or on a GPU.
         device: DeviceKind = "cpu"; aka "accelerator",
+        /// Which units of a processor multiply matrices. auto: the fastest for each type, or a library where it
+        /// is faster; a list such as ["avx512", "avx512-bf16"]: these, and the library for other types; []: the
+        /// library alone. The last bits of a run depend on it.
+        cpu_units: CpuUnits = "auto"; aka "max_cpu_isa" "cpu_isa",
         /// Seconds that a rank waits for another, if ranks are processes.
         timeout_s: Count = "100"; aka "timeout" "dist_timeout" "init_timeout_seconds",
     }
@@ -93,6 +97,68 @@ choice! {
     }
 }
 
+choice! {
+    /// A unit of a processor that multiplies matrices.
+    pub enum CpuUnitKind {
+        /// Fused multiply-add on 256 bits.
+        Avx2 = "avx2",
+        /// Fused multiply-add on 512 bits.
+        Avx512 = "avx512",
+        /// Dot products of pairs of bf16 on 512 bits.
+        Avx512Bf16 = "avx512-bf16",
+        /// Tiles of 16 × 64 bytes.
+        Amx = "amx",
+    }
+}
+
+/// Which units of a processor products may use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum CpuUnits {
+    /// Those that are fastest.
+    #[default]
+    Auto,
+    /// Those whose places in [`CpuUnitKind::ALL`] are marked.
+    Only([bool; 4]),
+}
+
+impl CpuUnits {
+    /// The units that were asked for, if they are not left to the engine.
+    pub fn asked(self) -> Option<Vec<CpuUnitKind>> {
+        let Self::Only(marks) = self else { return None };
+        let marked = CpuUnitKind::ALL.iter().zip(marks).filter(|(_, marked)| *marked);
+        Some(marked.map(|(kind, _)| *kind).collect())
+    }
+}
+
+impl Setting for CpuUnits {
+    fn expects() -> String {
+        "\"auto\", or a list of avx2 | avx512 | avx512-bf16 | amx, each at most once".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        if value.as_str() == Some("auto") {
+            return Some(Self::Auto);
+        }
+        let mut marks = [false; 4];
+        for word in value.as_array()?.iter() {
+            let kind = CpuUnitKind::read(word)?;
+            let place = CpuUnitKind::ALL.iter().position(|known| *known == kind)?;
+            if std::mem::replace(&mut marks[place], true) {
+                return None;
+            }
+        }
+        Some(Self::Only(marks))
+    }
+    fn write(&self) -> String {
+        match self.asked() {
+            None => quoted("auto"),
+            Some(kinds) => {
+                let words: Vec<String> = kinds.iter().map(|kind| quoted(kind.name())).collect();
+                format!("[{}]", words.join(", "))
+            }
+        }
+    }
+}
+
 /// The most threads of a rank: the CPU engine divides a call among at most this many.
 const MOST_THREADS: usize = 256;
 
@@ -129,6 +195,15 @@ impl RunConfig {
     }
 
     pub(crate) fn check(&self, values: &mut Values) {
+        let units = self.cpu_units == CpuUnits::Auto || self.device == DeviceKind::Cpu;
+        values.rule(&["run.cpu_units", "run.device"], units, || {
+            Problem::new(format!(
+                "run.cpu_units has no effect with run.device = \"{}\"",
+                self.device
+            ))
+            .because("it chooses what multiplies on the processor's cores")
+            .nearest("run.cpu_units = \"auto\", or run.device = \"cpu\"")
+        });
         let why = match self.ranks {
             RankKind::Gloo => Some("processes over sockets and TCP need no other library here"),
             RankKind::Nccl => {

@@ -12,7 +12,7 @@ use phalanx_cpu::kernels::gemm::{Packing, matmul, matmul_scratch};
 use phalanx_cpu::kernels::matrix::{Mat, MatMut};
 use phalanx_cpu::products::{
     Addition, CpuUnit, Grid, MicroKernel, PANEL_COLUMNS, PanelElement, ProductTarget, UnitSet,
-    multiply, multiply_scratch, pack_right, panel_bytes,
+    multiply, multiply_scratch, pack_right, panel_bytes, panel_words,
 };
 
 const ROUNDS: usize = 7;
@@ -154,6 +154,7 @@ impl<E: PanelElement> Case<E> {
                         let [rows, own] = grid.part(thread, [m, used]);
                         let target = |_| ProductTarget {
                             panels: panels.get(),
+                            words: panel_words(k.div_ceil(E::PER_WORD)),
                             own: own.clone(),
                             result: result(),
                             add: Addition::Nothing,
@@ -180,5 +181,5 @@ impl<E: PanelElement> Case<E> {
 }
 
 fn scratch_words<E: PanelElement>(kernel: Option<&MicroKernel>, [m, k, _]: [usize; 3]) -> usize {
-    kernel.map_or(0, |kernel| multiply_scratch::<E>(kernel, m, k))
+    kernel.map_or(0, |kernel| multiply_scratch::<E>(kernel, m, [k, 0]))
 }

@@ -5,7 +5,7 @@ use phalanx_comm::PlannedCollective;
 use phalanx_ir::ops::LinearCrossEntropy;
 use phalanx_ir::{Instr, Mesh, Op, ProductLoops, Program, TensorType};
 
-use crate::products::ProductUnits;
+use crate::products::{ProductUnits, panel_bytes};
 
 /// What the CPU engine needs, on any number of threads.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,7 +18,7 @@ impl Requirements for CpuRequirements {
     fn own(&self, program: &Program, instr: &Instr) -> usize {
         match &instr.op {
             Op::Matmul(_) | Op::PackedMatmul(_) => panels(&self.products, program, instr),
-            _ => own(program, instr),
+            _ => own(&self.products, program, instr),
         }
     }
 }
@@ -45,32 +45,64 @@ pub(crate) fn panels(products: &ProductUnits, program: &Program, instr: &Instr) 
 /// gradient of a gain has the same bits with any number of threads.
 pub(crate) const NORM_PARTS: usize = 8;
 
-/// Bytes of the logits of one chunk, which come first in the scratch memory of the fused loss. They
-/// have the wider type, so what follows is aligned without a gap.
-pub(crate) fn chunk_bytes(
-    loss: &LinearCrossEntropy,
-    mesh: &Mesh,
-    x: &TensorType,
-    w: &TensorType,
-) -> usize {
-    let shape = x.local_shape(mesh);
-    let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-    // The vocabulary is not sharded, so all of it except padding is on this rank.
-    let logits = loss.chunk.min(rows) * loss.vocab(&w.shape);
-    logits * x.dtype.accumulator().size()
+/// The parts of the fused loss's scratch memory, in bytes, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LossRoom {
+    /// Logits of a chunk, in the wider type, so that what follows is aligned without a gap.
+    pub(crate) logits: usize,
+    /// With the library, the transposed weight: otherwise one of the two products that read the weight in
+    /// every chunk would read it across rows each time. With own products, the panels of the weight for the
+    /// logits, those for the gradient of x, and those of a chunk for the gradient of the weight.
+    pub(crate) operands: [usize; 3],
+}
+
+impl LossRoom {
+    pub(crate) fn new(
+        loss: &LinearCrossEntropy,
+        products: &ProductUnits,
+        mesh: &Mesh,
+        [x, w]: [&TensorType; 2],
+    ) -> Self {
+        let shape = x.local_shape(mesh);
+        let width = shape.last().copied().unwrap_or(1);
+        let rows = shape[..shape.len().saturating_sub(1)].iter().product::<usize>().min(loss.chunk);
+        // The vocabulary is not sharded, so all of it except padding is on this rank.
+        let classes = loss.vocab(&w.shape);
+        let accumulator = x.dtype.accumulator().size();
+        if products.kernel(x.dtype, loss.out).is_none() {
+            let turned = w.local_bytes(mesh);
+            return Self { logits: rows * classes * accumulator, operands: [turned, 0, 0] };
+        }
+        let words = |elements: usize| elements.div_ceil(size_of::<u32>() / x.dtype.size());
+        let gradient = if loss.transposed { width } else { classes };
+        Self {
+            logits: rows * logit_stride(classes) * accumulator,
+            operands: [
+                panel_bytes(words(width), classes),
+                panel_bytes(words(classes), width),
+                panel_bytes(words(rows), gradient),
+            ],
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.logits + self.operands.iter().sum::<usize>()
+    }
+}
+
+/// Elements from one row of logits to the next where own products read them: room for zeros that fill the
+/// last words up, and not a power of two, which would put a column into a few sets of a cache.
+pub(crate) fn logit_stride(classes: usize) -> usize {
+    classes.next_multiple_of(16) + 16
 }
 
 /// What a kernel needs besides operands, results and exchanged numbers.
-fn own(program: &Program, instr: &Instr) -> usize {
+fn own(products: &ProductUnits, program: &Program, instr: &Instr) -> usize {
     let (mesh, ty) = (program.mesh(), |i: usize| program.ty(instr.inputs[i]));
     match &instr.op {
         Op::RmsNormGrad(_) => norm_parts(mesh, ty(0), 1),
         Op::LayerNormGrad(_) => norm_parts(mesh, ty(0), 2),
-        // The transposed weight follows the logits: otherwise one of the two products that read the
-        // weight in every chunk would read it across rows each time.
-        Op::LinearCrossEntropy(loss) => {
-            chunk_bytes(loss, mesh, ty(0), ty(1)) + ty(1).local_bytes(mesh)
-        }
+        Op::LinearCrossEntropy(loss) => LossRoom::new(loss, products, mesh, [ty(0), ty(1)]).bytes(),
         Op::Collective(collective) => PlannedCollective::picked_bytes(program, instr, collective),
         _ => 0,
     }

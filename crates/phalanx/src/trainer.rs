@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
-use phalanx_config::DeviceKind;
+use phalanx_config::{CpuUnits, DeviceKind};
 use phalanx_error::Result;
 use phalanx_ir::{DType, IrError, Model, Role};
 use phalanx_models::Architecture;
@@ -380,6 +380,7 @@ impl<'a> Trainer<'a> {
             parallel: self.parallel.clone(),
             device: DeviceKind::Cpu,
             tf32: false,
+            units: CpuUnits::Auto,
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
             controller: match self.parallel.replicas {
                 Some(replicas) => Arc::new(replicas),

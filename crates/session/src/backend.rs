@@ -14,6 +14,7 @@ use super::planner::Planner;
 use super::worker::RankWorker;
 use super::{Lowered, Settings, job, lost};
 use crate::products::{Limits, ProductRounds, TimedProduct, time_products};
+use phalanx_config::CpuUnits;
 use phalanx_error::{Error, Problem, Result};
 
 /// An engine and a transport: what the command and the library train on.
@@ -42,6 +43,8 @@ pub struct Size {
     pub keeps: bool,
     /// Whether products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// Which units of a processor products may use.
+    pub units: CpuUnits,
 }
 
 impl Size {
@@ -68,8 +71,8 @@ impl Size {
         let kept = if lowered.moves.is_empty() { 0 } else { lowered.kept_values() };
         let messages = settings.microbatches * (4 * lowered.chunks()).max(kept);
         let depth = lowered.is_pipeline().then_some(messages);
-        let Settings { threads, tf32, .. } = *settings;
-        Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32 }
+        let Settings { threads, tf32, units, .. } = *settings;
+        Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32, units }
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use phalanx_call::Requirements;
 use phalanx_comm::{Communicator, Launcher, Options, Processes, StateMemory, Threads};
-use phalanx_config::DeviceKind;
-use phalanx_cpu::products::{ProductUnits, UnitSet};
+use phalanx_config::{CpuUnitKind, CpuUnits, DeviceKind};
+use phalanx_cpu::products::{CpuUnit, ProductUnits, UnitSet};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 pub use phalanx_cuda::GpuNow;
 use phalanx_cuda::{CudaEngine, CudaRequirements, Device};
@@ -20,15 +20,13 @@ use phalanx_error::{Error, Problem, Result, bytes};
 
 /// The memory that the CPU engine needs besides the values of programs.
 pub fn requirements() -> Arc<dyn Requirements> {
-    requirements_of(DeviceKind::Cpu)
+    requirements_of(DeviceKind::Cpu, CpuUnits::Auto)
 }
 
 /// The memory that a device's engine needs besides the values of programs.
-pub fn requirements_of(device: DeviceKind) -> Arc<dyn Requirements> {
+pub fn requirements_of(device: DeviceKind, units: CpuUnits) -> Arc<dyn Requirements> {
     match device {
-        DeviceKind::Cpu => {
-            Arc::new(CpuRequirements { products: ProductUnits::fastest(UnitSet::here()) })
-        }
+        DeviceKind::Cpu => Arc::new(CpuRequirements { products: products_with(units) }),
         DeviceKind::Cuda => Arc::new(CudaRequirements::here()),
     }
 }
@@ -69,6 +67,47 @@ pub fn require(device: DeviceKind) -> Result<()> {
         DeviceKind::Cpu => Ok(()),
         DeviceKind::Cuda => gpu().map(drop),
     }
+}
+
+/// Refuses units that this processor does not have.
+pub fn require_units(units: CpuUnits) -> Result<()> {
+    let here = UnitSet::here();
+    match units.asked().map(units_of).filter(|asked| asked.and(here) != *asked) {
+        None => Ok(()),
+        Some(asked) => Err(Error::refused(
+            Problem::new(format!("run.cpu_units asks for {asked}"))
+                .because(format!("this processor and its system offer {here}"))
+                .nearest("run.cpu_units = \"auto\""),
+        )),
+    }
+}
+
+/// What multiplies on the cores, in words: units by what they multiply.
+pub fn multipliers(units: CpuUnits) -> String {
+    products_with(units).to_string()
+}
+
+/// What multiplies operands of a type on the cores, and the most that one core can do in FLOP/s.
+pub fn product_peak(units: CpuUnits, operand: DType) -> Option<(String, f64)> {
+    products_with(units).peak(operand)
+}
+
+/// What products are computed with.
+fn products_with(units: CpuUnits) -> ProductUnits {
+    match units.asked() {
+        None => ProductUnits::fastest(UnitSet::here()),
+        Some(asked) => ProductUnits::every(units_of(asked)),
+    }
+}
+
+fn units_of(kinds: Vec<CpuUnitKind>) -> UnitSet {
+    let unit = |kind: CpuUnitKind| match kind {
+        CpuUnitKind::Avx2 => CpuUnit::Avx2,
+        CpuUnitKind::Avx512 => CpuUnit::Avx512,
+        CpuUnitKind::Avx512Bf16 => CpuUnit::Avx512Bf16,
+        CpuUnitKind::Amx => CpuUnit::Amx,
+    };
+    kinds.into_iter().map(unit).collect()
 }
 
 /// What a GPU is, for reports.
@@ -174,9 +213,9 @@ fn backend(
     options: impl Fn(Size) -> Options + Send + Sync + 'static,
 ) -> Box<dyn Backend> {
     match device {
-        DeviceKind::Cpu => {
-            over(device, launcher, options, |size, endpoint| rank_engine(size.threads, endpoint))
-        }
+        DeviceKind::Cpu => over(device, launcher, options, |size, endpoint| {
+            Ok(rank_engine(size.threads, endpoint)?.with_products(products_with(size.units)))
+        }),
         DeviceKind::Cuda => over(device, launcher, options, |size, endpoint| {
             own_gpu()?;
             Ok(CudaEngine::on_rank(endpoint)?.with_tf32(size.tf32))
@@ -200,13 +239,14 @@ fn over<E: Engine + Counters + Send + 'static>(
             launcher(size, Options { threads_per_rank: size.threads, depth, ..options })
         },
         engine,
-        requirements: requirements_of(device),
+        requirements: requirements_of(device, CpuUnits::Auto),
     })
 }
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
-    let size = Size { ranks, threads: 1, depth: None, keeps: false, tf32: false };
+    let units = CpuUnits::Auto;
+    let size = Size { ranks, threads: 1, depth: None, keeps: false, tf32: false, units };
     job_or_threads(size, Options { bind: ranks > 1, ..Options::default() })
 }
 

@@ -95,7 +95,7 @@ impl Lowered {
     /// Partitions the models over their meshes and compiles their programs, for this machine's
     /// engine.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        let requirements = host::requirements_of(settings.device);
+        let requirements = host::requirements_of(settings.device, settings.units);
         Self::for_engine(models, settings.measured(models)?, requirements)
     }
 

@@ -203,7 +203,7 @@ impl<'a> Planner<'a> {
     pub(crate) fn digest(&self) -> Result<u64> {
         let (mut hasher, settings) = (DefaultHasher::new(), &self.lowered.settings);
         let numbers = (settings.precision, settings.optimizer, settings.clip, settings.seed);
-        format!("{numbers:?} {:?}", settings.scaling).hash(&mut hasher);
+        format!("{numbers:?} {:?} {:?}", settings.scaling, settings.units).hash(&mut hasher);
         for class in self.classes()? {
             class.ranks.hash(&mut hasher);
             for (key, planned) in class.plan.scripts() {

@@ -14,7 +14,7 @@ use super::pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 use super::replicas::BatchShare;
 use super::{Models, asynchronous, host, measure};
 use crate::host::GpuFacts;
-use phalanx_config::{Config, DeviceKind, FloatKind, LossScale, MasterKind, OptimKind};
+use phalanx_config::{Config, CpuUnits, DeviceKind, FloatKind, LossScale, MasterKind, OptimKind};
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 
@@ -43,6 +43,8 @@ pub struct Settings {
     pub device: DeviceKind,
     /// Whether products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// Which units of a processor products may use.
+    pub units: CpuUnits,
     /// Threads of each rank.
     pub threads: usize,
     /// Which scripts a step runs.
@@ -247,6 +249,7 @@ impl Settings {
             parallel: Parallel::default(),
             device: DeviceKind::Cpu,
             tf32: false,
+            units: CpuUnits::Auto,
             threads,
             controller: Arc::new(EveryStep),
             share: BatchShare::WHOLE,
@@ -299,6 +302,7 @@ impl Settings {
             OptimKind::Adafactor => Optimizer::Adafactor { eps, least: 1e-3, longest: 1.0, decay },
         };
         host::require(config.run.device)?;
+        host::require_units(config.run.cpu_units)?;
         let mut parallel = Parallel::new(config)?;
         parallel.pipeline.rematerialise =
             config.train.recompute == phalanx_config::RecomputeKind::Stage;
@@ -325,6 +329,7 @@ impl Settings {
             parallel,
             device: config.run.device,
             tf32: config.precision.tf32,
+            units: config.run.cpu_units,
             threads: config.run.threads.get(),
             saves: config.run.saves() || config.run.copy_every > 0,
         })

@@ -82,6 +82,64 @@ pub fn gradient_in_place<T: CpuElement>(
     );
 }
 
+/// Loss of every row of logits, and their gradient, every loss counting `d_nll`. Of a row, `classes` are
+/// logits. Its gradient, rounded to `E`, starts where it does, with zeros up to `padded` elements; the rest of
+/// the row is any finite number.
+///
+/// # Panics
+/// If the lengths disagree, a target is not below the number of classes, or rows are too short.
+pub fn loss_and_rounded_gradient<E: CpuElement<Acc = f32>>(
+    mut logits: MatMut<f32>,
+    [classes, padded]: [usize; 2],
+    targets: &[i32],
+    d_nll: f32,
+    nll: &mut [f32],
+) {
+    let [rows, _] = logits.shape();
+    check_lengths(rows, [targets.len(), nll.len(), rows]);
+    vectorized(
+        #[inline(always)]
+        || {
+            for i in 0..rows {
+                let row = logits.row(i);
+                row[classes..].fill(0.0);
+                let lse;
+                (nll[i], lse) = loss_of_row(&row[..classes], targets[i]);
+                rounded_gradient_of_row::<E>(row, classes, targets[i], lse, d_nll);
+                bytemuck::cast_slice_mut::<f32, E>(row)[classes..padded].fill(E::default());
+            }
+        },
+    );
+}
+
+/// Replaces a row of logits by their gradient in a type that is not wider, piece by piece.
+#[inline(always)]
+fn rounded_gradient_of_row<E: CpuElement<Acc = f32>>(
+    row: &mut [f32],
+    classes: usize,
+    target: i32,
+    lse: f32,
+    d_nll: f32,
+) {
+    let Ok(target) = usize::try_from(target) else {
+        return bytemuck::cast_slice_mut::<f32, E>(row)[..classes].fill(E::default());
+    };
+    let at_target = (CpuFloat::exp(row[target] - lse) - 1.0) * d_nll;
+    let mut piece = [0f32; 256];
+    for start in (0..classes).step_by(piece.len()) {
+        let own = start..classes.min(start + piece.len());
+        let piece = &mut piece[..own.len()];
+        for (p, x) in piece.iter_mut().zip(&row[own.clone()]) {
+            *p = CpuFloat::exp(*x - lse) * d_nll;
+        }
+        let to = &mut bytemuck::cast_slice_mut::<f32, E>(row)[own];
+        for (to, p) in to.iter_mut().zip(piece) {
+            *to = E::store(*p);
+        }
+    }
+    bytemuck::cast_slice_mut::<f32, E>(row)[target] = E::store(at_target);
+}
+
 /// Elements of scratch that the fused functions need for `rows` rows of `x`, `dim` wide.
 pub fn linear_scratch<T: CpuElement>(rows: usize, dim: usize, classes: usize) -> usize {
     let forward = matmul_scratch::<T, T, T::Acc>(rows, dim, classes);

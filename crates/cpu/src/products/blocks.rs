@@ -10,7 +10,7 @@ pub const PANEL_COLUMNS: usize = 64;
 pub(super) const PANEL_WORDS: usize = 16;
 
 /// Words of the inner dimension in a panel, zeros at the end included.
-pub(super) fn panel_words(words: usize) -> usize {
+pub fn panel_words(words: usize) -> usize {
     words.next_multiple_of(PANEL_WORDS)
 }
 

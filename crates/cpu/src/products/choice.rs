@@ -1,5 +1,7 @@
 //! Which products are own ones, and on which units.
 
+use std::fmt;
+
 use phalanx_ir::{DType, ProductLoops};
 
 use super::blocks::panel_bytes;
@@ -35,6 +37,17 @@ impl ProductUnits {
         Self { floats: best(PanelWord::Float), pairs: best(PanelWord::Pair) }
     }
 
+    /// What multiplies operands of a type, and the peak of its unit for one core in FLOP/s. Where that is
+    /// the library, which has no rate of its own, the peak is that of the unit which it uses.
+    pub fn peak(&self, operand: DType) -> Option<(String, f64)> {
+        if let Some(kernel) = self.kernel(operand, DType::F32) {
+            return Some((kernel.unit.name().to_owned(), kernel.peak()));
+        }
+        let beside = MicroKernel::best(UnitSet::here(), PanelWord::Float)?;
+        let known = matches!(operand, DType::F32 | DType::Bf16 | DType::F16);
+        known.then(|| (format!("the library, on {}", beside.unit.name()), beside.peak()))
+    }
+
     /// The micro-kernel for operands and a result of these types, if it is an own product.
     pub(crate) fn kernel(&self, operand: DType, result: DType) -> Option<MicroKernel> {
         match (operand, result) {
@@ -54,6 +67,18 @@ impl ProductUnits {
             }
             _ => 0,
         }
+    }
+}
+
+/// What multiplies each type; types that are not named are the library's.
+impl fmt::Display for ProductUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let own = [("f32", self.floats), ("bf16", self.pairs)];
+        let named: Vec<String> = (own.into_iter())
+            .filter_map(|(dtype, kernel)| Some(format!("{dtype} on {}", kernel?.unit.name())))
+            .collect();
+        f.write_str(if named.is_empty() { "none" } else { "" })?;
+        f.write_str(&named.join(", "))
     }
 }
 

@@ -14,12 +14,13 @@ mod choice;
 mod micro;
 mod multiply;
 mod pack;
+mod peak;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod units;
 
-pub use blocks::{Grid, PANEL_COLUMNS, panel_bytes};
+pub use blocks::{Grid, PANEL_COLUMNS, panel_bytes, panel_words};
 pub(crate) use choice::OwnSides;
 pub use choice::ProductUnits;
 pub use micro::{MicroKernel, PanelWord};

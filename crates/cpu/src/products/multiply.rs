@@ -7,7 +7,9 @@
 
 use std::ops::Range;
 
-use super::blocks::{block_rows, inner_blocks, panel_words};
+use phalanx_ir::DType;
+
+use super::blocks::{block_rows, inner_blocks};
 use super::micro::{MicroKernel, TileCall};
 use super::pack::{PanelElement, left_stride, pack_left};
 use super::store::store;
@@ -29,6 +31,8 @@ pub enum Addition<'a, C> {
 pub struct ProductTarget<'a, C> {
     /// The first panel of the right operand, as [`pack_right`](super::pack_right) left it.
     pub panels: *const u32,
+    /// Words of the inner dimension in these panels ([`panel_words`](super::panel_words)); a left operand may have fewer.
+    pub words: usize,
     /// The panels that this thread multiplies with.
     pub own: Range<usize>,
     /// The whole result, of which this thread writes its rows and the columns of its panels.
@@ -37,11 +41,34 @@ pub struct ProductTarget<'a, C> {
     pub add: Addition<'a, C>,
 }
 
-/// Words of scratch that [`multiply`] needs for some rows of a left operand.
-pub fn multiply_scratch<E: PanelElement>(kernel: &MicroKernel, rows: usize, inner: usize) -> usize {
-    let words = inner.div_ceil(E::PER_WORD);
-    let block = block_rows(words).min(rows.next_multiple_of(kernel.rows));
-    block.next_multiple_of(32) * left_stride(words) + block.next_multiple_of(32) * kernel.columns
+/// Words of scratch that [`multiply`] needs for some rows of a left operand, whose inner dimension has a
+/// size and a stride.
+pub fn multiply_scratch<E: PanelElement>(
+    kernel: &MicroKernel,
+    rows: usize,
+    inner: [usize; 2],
+) -> usize {
+    let words = inner[0].div_ceil(E::PER_WORD);
+    let copied = match reads_in_place::<E>(kernel, inner[0], inner[1] as isize) {
+        // Tiles take whole rows only, and the last ones may not be there.
+        true if kernel.takes_whole_tiles() => kernel.rows.next_multiple_of(COPIED_ROWS),
+        true => 0,
+        false => sum_rows(kernel, rows, words),
+    };
+    copied * left_stride(words) + sum_rows(kernel, rows, words) * kernel.columns
+}
+
+/// Rows whose sums have room, and that are copied at once.
+fn sum_rows(kernel: &MicroKernel, rows: usize, words: usize) -> usize {
+    block_rows(words).min(rows.next_multiple_of(kernel.rows)).next_multiple_of(COPIED_ROWS)
+}
+
+/// Copies have a multiple of this many rows.
+const COPIED_ROWS: usize = 32;
+
+/// Whether whole tiles of a left operand need no copy.
+fn reads_in_place<E: PanelElement>(kernel: &MicroKernel, inner: usize, stride: isize) -> bool {
+    stride == 1 && inner.is_multiple_of(E::PER_WORD * kernel.step)
 }
 
 /// `result = a·b (+ …)` for rows `rows` of `a` and the panels of each target. `target` is called several
@@ -64,10 +91,11 @@ pub unsafe fn multiply<'t, E: PanelElement, C: CpuElement<Acc = f32> + 't>(
     if rows.is_empty() {
         return;
     }
-    assert!(scratch.len() >= multiply_scratch::<E>(kernel, rows.len(), a.shape()[1]));
+    let inner = [a.shape()[1], a.strides()[1] as usize];
+    assert!(scratch.len() >= multiply_scratch::<E>(kernel, rows.len(), inner));
     let words = a.shape()[1].div_ceil(E::PER_WORD);
-    let most = block_rows(words).min(rows.len().next_multiple_of(kernel.rows)).next_multiple_of(32);
-    let (copy, sums) = scratch.split_at_mut(most * left_stride(words));
+    let most = sum_rows(kernel, rows.len(), words);
+    let (sums, copy) = scratch.split_at_mut(most * kernel.columns);
     let sums: &mut [f32] = bytemuck::cast_slice_mut(sums);
     // SAFETY: the caller's: this processor has the kernel's unit.
     unsafe { kernel.enter() };
@@ -84,22 +112,6 @@ pub unsafe fn multiply<'t, E: PanelElement, C: CpuElement<Acc = f32> + 't>(
     }
     // SAFETY: as above.
     unsafe { kernel.leave() };
-}
-
-impl MicroKernel {
-    unsafe fn enter(&self) {
-        if let Some([enter, _]) = self.around {
-            // SAFETY: the caller's.
-            unsafe { enter() };
-        }
-    }
-
-    unsafe fn leave(&self) {
-        if let Some([_, leave]) = self.around {
-            // SAFETY: the caller's.
-            unsafe { leave() };
-        }
-    }
 }
 
 /// Rows of the left operand: the first ones in place, the others copied.
@@ -123,8 +135,7 @@ impl LeftBlock {
     ) -> Self {
         let inner = a.shape()[1];
         let words = inner.div_ceil(E::PER_WORD);
-        let whole = inner.is_multiple_of(E::PER_WORD * kernel.step);
-        let direct = match whole && a.strides()[1] == 1 {
+        let direct = match reads_in_place::<E>(kernel, inner, a.strides()[1]) {
             false => 0,
             true if kernel.takes_whole_tiles() => rows.len() / kernel.rows * kernel.rows,
             true => rows.len(),
@@ -168,39 +179,77 @@ impl LeftBlock {
     ) {
         let width = kernel.columns;
         let columns = panel * width..target.result.shape()[1].min((panel + 1) * width);
-        let from = panel * width * panel_words(self.words);
+        debug_assert!(target.words >= self.words, "words of panels");
+        let from = panel * width * target.words;
         for block in inner_blocks(self.words, kernel.block) {
             let right = target.panels.wrapping_add(from + block.start * width);
             for i in (0..rows.len()).step_by(kernel.rows) {
                 let count = kernel.rows.min(rows.len() - i);
+                let own = rows.start + i..rows.start + i + count;
                 let (left, left_bytes) = self.row(i, block.start);
                 // A tile that needs no other block stays in the first cache.
                 let at = if self.words <= kernel.block { 0 } else { i * width };
                 let tile = &mut sums[at..][..kernel.rows * width];
+                let single = self.words <= kernel.block;
+                let place = target.in_place(kernel, (&own, &columns), single);
+                let (to, tile_stride, adds) = place.unwrap_or((tile.as_mut_ptr(), width, false));
                 let call = TileCall {
                     rows: if kernel.takes_whole_tiles() { kernel.rows } else { count },
                     words: block.len(),
                     left,
                     left_bytes,
                     right,
-                    tile: tile.as_mut_ptr(),
-                    add: block.start > 0,
+                    tile: to,
+                    tile_stride,
+                    add: block.start > 0 || adds,
                 };
                 // SAFETY: the rows and words are there, in place or copied; the panel has as many
                 // words; the tile is whole; the processor has the unit.
                 unsafe { (kernel.run)(&call) };
-                if block.end == self.words {
-                    let own = rows.start + i..rows.start + i + count;
-                    let add = match target.add {
-                        Addition::Other(other) => {
-                            Addition::Other(other.block(own.clone(), columns.clone()))
-                        }
-                        same => same,
-                    };
-                    let to = target.result.reborrow().block(own, columns.clone());
-                    store(tile, width, to, add);
+                if block.end == self.words && place.is_none() {
+                    target.store(tile, width, (own, columns.clone()));
                 }
             }
         }
+    }
+}
+
+impl<C: CpuElement<Acc = f32>> ProductTarget<'_, C> {
+    /// Where a micro-kernel may sum up in the result itself: the address, the elements to the next row, and
+    /// whether it adds to what is there. The bits are those of a tile that is stored afterwards.
+    fn in_place(
+        &mut self,
+        kernel: &MicroKernel,
+        (rows, columns): (&Range<usize>, &Range<usize>),
+        single: bool,
+    ) -> Option<(*mut f32, usize, bool)> {
+        let whole = columns.len() == kernel.columns
+            && (rows.len() == kernel.rows || !kernel.takes_whole_tiles());
+        let [down, right] = self.result.strides();
+        if C::DTYPE != DType::F32 || right != 1 || !whole {
+            return None;
+        }
+        let adds = match self.add {
+            Addition::Nothing => false,
+            // Blocks are summed up before they are added, and tiles would start from what is there.
+            Addition::Result if single && !kernel.takes_whole_tiles() => true,
+            Addition::Result | Addition::Other(_) => return None,
+        };
+        let mut to = self.result.reborrow().block(rows.clone(), columns.clone());
+        Some((to.as_mut_ptr().cast(), down as usize, adds))
+    }
+
+    /// Rounds a tile and stores it, or adds it.
+    fn store(
+        &mut self,
+        tile: &[f32],
+        stride: usize,
+        (rows, columns): (Range<usize>, Range<usize>),
+    ) {
+        let add = match self.add {
+            Addition::Other(other) => Addition::Other(other.block(rows.clone(), columns.clone())),
+            same => same,
+        };
+        store(tile, stride, self.result.reborrow().block(rows, columns), add);
     }
 }

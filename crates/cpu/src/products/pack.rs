@@ -60,23 +60,41 @@ pub unsafe fn pack_right<E: PanelElement>(
     panels: Range<usize>,
 ) {
     assert_eq!(kernel.word, E::WORD);
-    let [inner, columns] = b.shape();
-    let words = panel_words(inner.div_ceil(E::PER_WORD));
+    let [inner_size, columns] = b.shape();
+    let words = panel_words(inner_size.div_ceil(E::PER_WORD));
     let width = kernel.columns;
     assert!(panels.end * width <= columns.next_multiple_of(PANEL_COLUMNS), "{panels:?} of panels");
-    let source = Source { mat: b, words: inner.div_ceil(E::PER_WORD) };
-    let start = panels.start * width;
-    // SAFETY: the caller's: these are the places of the panels, each of `words` rows of `width` words.
-    unsafe {
-        let to = to.add(start * words);
-        let squares = Squares { across: start..panels.end * width, words, by_words: true };
-        // Panels follow each other; within one, words follow each other.
-        let place = |x: usize, p: usize| {
-            let (panel, column) = ((x - start) / width, (x - start) % width);
-            to.add((panel * words + p) * width + column)
-        };
-        pack(&source, squares, place, width);
-    }
+    let source = Source { mat: b, words: inner_size.div_ceil(E::PER_WORD) };
+    let (transposer, adjacent) = (Transposer::here(), b.strides()[1] == 1);
+    vectorized(
+        #[inline(always)]
+        || {
+            // Memory is read in the order in which it lies: a few rows for all panels, or columns one by one.
+            let (outer, inner) = match adjacent {
+                true => (0..words / SIDE, panels.clone()),
+                false => (panels.clone(), 0..words / SIDE),
+            };
+            for outer in outer {
+                for inner in inner.clone() {
+                    let (panel, p) = if adjacent { (inner, outer) } else { (outer, inner) };
+                    let (x, p) = (panel * width, p * SIDE);
+                    let to = to.wrapping_add(x * words + p * width);
+                    let whole = x + width <= columns && (p + SIDE) * E::PER_WORD <= inner_size;
+                    // SAFETY: the caller's: these are the places of 16 words of a panel's columns.
+                    unsafe {
+                        if whole && adjacent {
+                            source.interleave(x, p, width, to);
+                            continue;
+                        }
+                        for column in (0..width).step_by(SIDE) {
+                            let to = to.add(column);
+                            source.square(x + column, p, true, transposer, to, width);
+                        }
+                    }
+                }
+            }
+        },
+    );
 }
 
 /// Words from one row of a copied left operand to the next: never a multiple of a page.
@@ -95,25 +113,24 @@ pub(super) fn pack_left<E: PanelElement>(a: Mat<E>, rows: Range<usize>, to: &mut
     let count = rows.len().next_multiple_of(SIDE);
     assert!(to.len() >= count * stride, "{count} rows of {stride} words in {}", to.len());
     let source = Source { mat: a.t(), words };
-    let start = rows.start;
-    let squares =
-        Squares { across: start..start + count, words: panel_words(words), by_words: false };
-    let to = to.as_mut_ptr();
-    // SAFETY: `to` has room for `count` rows, and is borrowed uniquely.
-    unsafe {
-        let place = |x: usize, p: usize| to.add((x - start) * stride + p);
-        pack(&source, squares, place, stride);
-    }
-}
-
-/// What is packed.
-struct Squares {
-    /// Columns of a right operand, or rows of a left one.
-    across: Range<usize>,
-    /// Words of the inner dimension.
-    words: usize,
-    /// Whether the result's rows are words of the inner dimension, or elements across it.
-    by_words: bool,
+    let (transposer, to) = (Transposer::here(), to.as_mut_ptr());
+    vectorized(
+        #[inline(always)]
+        || {
+            // Two squares side by side read whole cache lines of a source whose rows run across.
+            for pair in (0..count).step_by(2 * SIDE) {
+                for p in (0..panel_words(words)).step_by(SIDE) {
+                    for x in (pair..count.min(pair + 2 * SIDE)).step_by(SIDE) {
+                        // SAFETY: `to` has room for `count` rows, and is borrowed uniquely.
+                        unsafe {
+                            let to = to.add(x * stride + p);
+                            source.square(rows.start + x, p, false, transposer, to, stride);
+                        }
+                    }
+                }
+            }
+        },
+    );
 }
 
 /// A matrix `[inner, across]` of elements, seen as words.
@@ -122,33 +139,28 @@ struct Source<'a, E> {
     words: usize,
 }
 
-/// Packs square by square, with the instructions that this processor has.
-///
-/// # Safety
-/// `place` gives where word `p` of column `x` lies, for all that are packed; from there on 16 rows, each
-/// `stride` apart, are written by nobody else.
-unsafe fn pack<E: PanelElement>(
-    source: &Source<E>,
-    squares: Squares,
-    place: impl Fn(usize, usize) -> *mut u32,
-    stride: usize,
-) {
-    let transposer = Transposer::here();
-    vectorized(
-        #[inline(always)]
-        || {
-            for x in squares.across.clone().step_by(SIDE) {
-                for p in (0..squares.words).step_by(SIDE) {
-                    let to = place(x, p);
-                    // SAFETY: the caller's.
-                    unsafe { source.square(x, p, squares.by_words, transposer, to, stride) };
-                }
-            }
-        },
-    );
-}
-
 impl<E: PanelElement> Source<'_, E> {
+    /// Packs 16 words of a panel's columns, from column `x` and word `p` on, from a source whose columns are
+    /// adjacent.
+    ///
+    /// # Safety
+    /// 16 rows of `width` words from `to` on are written by nobody else.
+    #[inline(always)]
+    unsafe fn interleave(&self, x: usize, p: usize, width: usize, to: *mut u32) {
+        for q in 0..SIDE {
+            let row = |half: usize| {
+                let row = self.mat.row((p + q) * E::PER_WORD + half);
+                &row[x..x + width]
+            };
+            let (first, second) = (row(0), row(E::PER_WORD - 1));
+            // SAFETY: the caller's.
+            let words = unsafe { std::slice::from_raw_parts_mut(to.add(q * width), width) };
+            for ((word, low), high) in words.iter_mut().zip(first).zip(second) {
+                *word = if E::PER_WORD == 1 { low.bits() } else { low.bits() | high.bits() << 16 };
+            }
+        }
+    }
+
     /// Packs the square from column `x` and word `p` on.
     ///
     /// # Safety

@@ -10,7 +10,7 @@ use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::testing::random;
 
 /// The micro-kernels for such words that can run here: real ones, then emulated ones.
-fn kernels(word: PanelWord) -> Vec<(String, MicroKernel)> {
+pub(crate) fn kernels(word: PanelWord) -> Vec<(String, MicroKernel)> {
     let here = UnitSet::here().iter().filter_map(|unit| {
         let kernel = MicroKernel::best([unit].into_iter().collect(), word)?;
         Some((unit.name().to_owned(), kernel))
@@ -80,9 +80,11 @@ fn product<E: PanelElement, C: CpuElement<Acc = f32>>(
     let (to, shape, strides) = (c.as_mut_ptr(), c.shape(), c.strides());
     for worker in 0..workers {
         let [rows, own] = grid.part(worker, [m, used]);
-        let mut scratch = vec![u32::MAX; multiply_scratch::<E>(kernel, rows.len(), k)];
+        let inner = [k, a.strides()[1] as usize];
+        let mut scratch = vec![u32::MAX; multiply_scratch::<E>(kernel, rows.len(), inner)];
         let target = |_| ProductTarget {
             panels: panels.as_ptr(),
+            words: panel_words(k.div_ceil(E::PER_WORD)),
             own: own.clone(),
             // SAFETY: the matrix is borrowed uniquely, and used by one worker at a time.
             result: unsafe { MatMut::from_raw(to, shape, strides) },

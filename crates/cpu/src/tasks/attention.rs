@@ -1,5 +1,7 @@
 //! Attention: workers divide the pairs of a sequence and a key head.
 
+mod own;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -24,6 +26,12 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
     let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
     let shape = shape(op, &attention, &inputs)?;
+    let types = [inputs[0].dtype, outputs[0].dtype];
+    if let (Some(unit), AttentionKind::Flash) =
+        (op.products.kernel(types[0], types[1]), attention.kind)
+    {
+        return own::compile(op, unit, own::Sizes { attention, backward, shape, inputs, outputs });
+    }
     let made = for_float!(op, inputs[0].dtype, T => {
         task(Pairs::<T> { attention, backward, shape, inputs, outputs, types: PhantomData })
     })?;

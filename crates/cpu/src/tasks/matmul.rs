@@ -57,8 +57,7 @@ pub(super) fn compile_packed(
 /// was planned all the same.
 fn with_spare(op: &Operation<'_>, made: Box<dyn Task>) -> Tasks {
     let planned = panels(op.products, op.program, op.instr);
-    let spare = op.scratch.filter(|_| planned > 0);
-    let spare = spare.map(|scratch| task(Spare { scratch, bytes: 0..planned }));
+    let spare = op.scratch.and_then(|scratch| Spare::after(scratch, 0, planned));
     spare.into_iter().chain([made]).collect()
 }
 

@@ -122,9 +122,16 @@ impl Task for Blanks {
 /// planned for all rows, and what is planned is written on every rank.
 pub(super) struct Spare {
     /// Offset of the scratch memory in the workspace.
-    pub(super) scratch: usize,
+    scratch: usize,
     /// The bytes that no valid row uses.
-    pub(super) bytes: Range<usize>,
+    bytes: Range<usize>,
+}
+
+impl Spare {
+    /// What is planned at an offset of the workspace beyond what is used.
+    pub(super) fn after(scratch: usize, used: usize, planned: usize) -> Option<Box<dyn Task>> {
+        (used < planned).then(|| Box::new(Self { scratch, bytes: used..planned }) as Box<dyn Task>)
+    }
 }
 
 impl Task for Spare {

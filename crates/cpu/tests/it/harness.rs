@@ -139,7 +139,13 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
             assert!(d <= tolerance, "{how}: `{}` is off by {d:e}\n{program}", port.name);
         }
     };
-    let multiplies = |instr: &Instr| matches!(instr.op, Op::Matmul(_) | Op::PackedMatmul(_));
+    let multiplies = |instr: &Instr| {
+        use Op::{Attention, AttentionGrad, LinearCrossEntropy, Matmul, PackedMatmul};
+        matches!(
+            instr.op,
+            Matmul(_) | PackedMatmul(_) | Attention(_) | AttentionGrad(_) | LinearCrossEntropy(_)
+        )
+    };
     let multiplies = program.instrs().iter().any(multiplies);
     for (threads, own) in [(1, false), (2, false), (3, false), (1, true), (4, true)] {
         if own && !multiplies {

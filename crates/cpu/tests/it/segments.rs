@@ -8,7 +8,7 @@ use phalanx_ir::{DType, Program};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama};
 
-use crate::harness::{check, inputs, on_cpu, tolerance};
+use crate::harness::{check, inputs, on_cpu, on_own_products, tolerance};
 
 fn llama() -> Llama {
     Llama::new(LlamaSpec {
@@ -58,6 +58,26 @@ fn forward_and_backward_of_every_segment() {
             check(&fused, 10, 4.0 * tolerance(dtype));
             let chunked = phalanx_passes::chunk_loss(&fbw, NonZeroUsize::new(10).unwrap());
             check(&phalanx_passes::fuse(&chunked), 10, 4.0 * tolerance(dtype));
+        }
+    }
+}
+
+/// However many threads share packed operands and cut results, with one more than there are sequences, and
+/// with far more.
+#[test]
+fn own_products_have_the_same_bits_on_any_number_of_threads() {
+    for dtype in [DType::F32, DType::Bf16] {
+        for segment in segments(dtype) {
+            let whole = joint(&segment, DType::F32).unwrap();
+            let fbw = slice(&whole, Recompute::None).fbw;
+            let chunked = phalanx_passes::chunk_loss(&fbw, NonZeroUsize::new(10).unwrap());
+            let program = phalanx_passes::pack(&phalanx_passes::fold_add(&chunked));
+            let data = inputs(&program, 10, 3);
+            let alone = on_own_products(&program, &data, 1, None);
+            for threads in [2, 3, 4, 5, 8, 16] {
+                let shared = on_own_products(&program, &data, threads, None);
+                assert!(shared == alone, "{threads} threads: {program}");
+            }
         }
     }
 }

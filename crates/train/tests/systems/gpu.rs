@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use phalanx_comm::{Launcher, Options, Threads};
-use phalanx_config::{DeviceKind, Loaded};
+use phalanx_config::{CpuUnits, DeviceKind, Loaded};
 use phalanx_cuda::{CudaEngine, GpuLink};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
@@ -30,7 +30,7 @@ pub(crate) fn backend(link: GpuLink) -> Box<dyn Backend> {
             Box::new(Threads { ranks: size.ranks, options: Options::default() })
         },
         engine: move |_, endpoint| Ok(CudaEngine::linked(endpoint, link)?),
-        requirements: host::requirements_of(DeviceKind::Cuda),
+        requirements: host::requirements_of(DeviceKind::Cuda, CpuUnits::Auto),
     })
 }
 

@@ -297,7 +297,12 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     }
 
     /// Turns the gradients of the probabilities into those of the scores before scaling.
-    fn score_gradients<F: CpuFloat>(&self, p: &MatMut<F>, ds: &mut MatMut<F>, offsets: &[F; ROWS]) {
+    pub(super) fn score_gradients<F: CpuFloat>(
+        &self,
+        p: &MatMut<F>,
+        ds: &mut MatMut<F>,
+        offsets: &[F; ROWS],
+    ) {
         let scale = F::from_f64(self.shape.scale);
         let p = p.as_ref();
         vectorized(
@@ -314,6 +319,6 @@ impl<G: Gemm> AttentionKernel<'_, G> {
 }
 
 /// Zeros for rows of padding.
-fn clear<T: CpuElement>(gradient: &mut MatMut<T>, rows: Range<usize>) {
+pub(super) fn clear<T: CpuElement>(gradient: &mut MatMut<T>, rows: Range<usize>) {
     rows.for_each(|row| gradient.row(row).fill(T::default()));
 }

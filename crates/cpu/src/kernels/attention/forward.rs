@@ -227,7 +227,7 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     }
 
     /// Turns a tile of scores into exponentials, and corrects the sums so far for the new maximum.
-    fn softmax<F: CpuFloat>(
+    pub(super) fn softmax<F: CpuFloat>(
         &self,
         rows: &Range<usize>,
         (keys, later): (&Range<usize>, bool),

@@ -10,6 +10,7 @@
 mod backward;
 mod dropout;
 mod forward;
+mod own;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -18,6 +19,7 @@ use std::ops::Range;
 
 pub use backward::BackwardTensors;
 pub use forward::ForwardTensors;
+pub use own::OwnAttention;
 
 use phalanx_ir::{LocalPart, Order};
 

@@ -7,6 +7,8 @@ use super::*;
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::gemm::Packing;
 use crate::kernels::testing::{doubles, random};
+use crate::products::tests::kernels;
+use crate::products::{MicroKernel, PanelElement};
 
 const SMALL: AttentionShape = AttentionShape {
     batch: 2,
@@ -55,11 +57,64 @@ impl Inputs {
     }
 }
 
+/// What computes some pairs: forward and backward.
+type Run<'a, T> = &'a dyn Fn(
+    AttentionKernel<'_, Packing>,
+    (&ForwardTensors<T>, &BackwardTensors<T>, *mut T),
+    Range<usize>,
+);
+
+/// With the library.
 fn compute<T: CpuElement>(
     shape: AttentionShape,
     dropout: Option<Mask>,
     inputs: &Inputs,
     materialised: bool,
+) -> Computed<T> {
+    let scratch = |len: usize| vec![T::Acc::from_f64(f64::NAN); len];
+    compute_with(shape, dropout, inputs, &|attention, (forward, backward, stored), pairs| {
+        let room = match materialised {
+            true => shape.forward_materialised_scratch(),
+            false => shape.forward_scratch(),
+        };
+        let (mut room, mut more) = (scratch(room), scratch(shape.backward_scratch()));
+        // SAFETY: the tensors have the sizes of the shape and are used here alone.
+        unsafe {
+            if materialised {
+                attention.forward_materialised(forward, stored, pairs.clone(), &mut room);
+                attention.backward_materialised(backward, stored, pairs, &mut more);
+            } else {
+                attention.forward(forward, pairs.clone(), &mut room);
+                attention.backward(backward, pairs, &mut more);
+            }
+        }
+    })
+}
+
+/// With own products of a unit.
+fn compute_own<E: PanelElement>(
+    shape: AttentionShape,
+    dropout: Option<Mask>,
+    inputs: &Inputs,
+    unit: MicroKernel,
+) -> Computed<E> {
+    compute_with(shape, dropout, inputs, &|attention, (forward, backward, _), pairs| {
+        let attention = OwnAttention { attention, unit };
+        let mut room = vec![u32::MAX; attention.forward_scratch::<E>()];
+        let mut more = vec![u32::MAX; attention.backward_scratch::<E>()];
+        // SAFETY: as above.
+        unsafe {
+            attention.forward(forward, pairs.clone(), &mut room);
+            attention.backward(backward, pairs, &mut more);
+        }
+    })
+}
+
+fn compute_with<T: CpuElement>(
+    shape: AttentionShape,
+    dropout: Option<Mask>,
+    inputs: &Inputs,
+    run: Run<'_, T>,
 ) -> Computed<T> {
     let convert =
         |x: &[f64]| -> Vec<T> { x.iter().map(|x| T::store(T::Acc::from_f64(*x))).collect() };
@@ -98,23 +153,9 @@ fn compute<T: CpuElement>(
         before: None,
     };
     let probabilities = computed.probabilities.as_mut_ptr();
-    let scratch = |len: usize| vec![T::Acc::from_f64(f64::NAN); len];
     let cut = shape.pairs() / 3;
     for pairs in [cut..shape.pairs(), 0..cut] {
-        // SAFETY: the tensors have the sizes of the shape and are used here alone.
-        unsafe {
-            if materialised {
-                let mut room = scratch(shape.forward_materialised_scratch());
-                attention.forward_materialised(&forward, probabilities, pairs.clone(), &mut room);
-                let mut room = scratch(shape.backward_scratch());
-                attention.backward_materialised(&backward, probabilities, pairs, &mut room);
-            } else {
-                let mut room = scratch(shape.forward_scratch());
-                attention.forward(&forward, pairs.clone(), &mut room);
-                let mut room = scratch(shape.backward_scratch());
-                attention.backward(&backward, pairs, &mut room);
-            }
-        }
+        run(attention, (&forward, &backward, probabilities), pairs);
     }
     computed
 }
@@ -209,10 +250,38 @@ fn check<T: CpuElement>(shape: AttentionShape, dropout: Option<Mask>, tolerance:
     }
 }
 
+/// Every unit of this processor and all emulated ones.
+fn check_own<E: PanelElement>(shape: AttentionShape, dropout: Option<Mask>, tolerance: f64) {
+    let inputs = Inputs::random::<E>(&shape);
+    let want = naive(shape, dropout, &inputs);
+    for (name, unit) in kernels(E::WORD) {
+        let computed = compute_own::<E>(shape, dropout, &inputs, unit);
+        let what = |part: &str| format!("{name}: {part}");
+        compare(&what("o"), &computed.o, &want.o, tolerance);
+        compare(&what("lse"), &computed.lse, &want.lse, tolerance);
+        compare(&what("dq"), &computed.dq, &want.dq, 2.0 * tolerance);
+        compare(&what("dk"), &computed.dk, &want.dk, 2.0 * tolerance);
+        compare(&what("dv"), &computed.dv, &want.dv, 2.0 * tolerance);
+    }
+}
+
 fn check_all_types(shape: AttentionShape, dropout: Option<Mask>) {
     check::<f64>(shape, dropout, 1e-12);
     check::<f32>(shape, dropout, 1e-5);
     check::<bf16>(shape, dropout, 2e-2);
+    check_own::<f32>(shape, dropout, 1e-5);
+    check_own::<bf16>(shape, dropout, 2e-2);
+}
+
+/// Several strips of queries, and heads whose queries, as words, end within one.
+#[test]
+fn own_products_over_several_strips() {
+    let (queries, keys) = (4 * tile::ROWS + 55, tile::KEYS + 67);
+    for causal in [true, false] {
+        let (batch, kv_heads, dim) = (1, 1, 20);
+        let shape = AttentionShape { batch, kv_heads, queries, keys, dim, causal, ..SMALL };
+        check_own::<bf16>(shape, None, 2e-2);
+    }
 }
 
 #[test]

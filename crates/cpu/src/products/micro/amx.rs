@@ -24,7 +24,7 @@ pub(super) const TILES: MicroKernel = MicroKernel {
 const SIDE: usize = 16;
 /// Bytes of a row of a tile.
 const ROW: usize = 64;
-/// Bytes from one row of a panel, or of sums, to the next.
+/// Bytes from one row of a panel to the next.
 const PANEL_ROW: usize = 2 * ROW;
 
 /// The shapes of all eight tiles: palette 1, no row to restart from, 64 bytes in each of 16 rows.
@@ -69,10 +69,10 @@ unsafe fn run(call: &TileCall) {
         asm!(
             "test {add:l}, {add:l}",
             "jz 2f",
-            "tileloadd tmm0, [{tile} + {panel_row}]",
-            "tileloadd tmm1, [{tile} + {panel_row} + 64]",
-            "tileloadd tmm2, [{lower} + {panel_row}]",
-            "tileloadd tmm3, [{lower} + {panel_row} + 64]",
+            "tileloadd tmm0, [{tile} + {tile_row}]",
+            "tileloadd tmm1, [{tile} + {tile_row} + 64]",
+            "tileloadd tmm2, [{lower} + {tile_row}]",
+            "tileloadd tmm3, [{lower} + {tile_row} + 64]",
             "jmp 3f",
             "2:",
             "tilezero tmm0",
@@ -93,13 +93,14 @@ unsafe fn run(call: &TileCall) {
             "add {right}, 2048",
             "dec {steps}",
             "jnz 3b",
-            "tilestored [{tile} + {panel_row}], tmm0",
-            "tilestored [{tile} + {panel_row} + 64], tmm1",
-            "tilestored [{lower} + {panel_row}], tmm2",
-            "tilestored [{lower} + {panel_row} + 64], tmm3",
+            "tilestored [{tile} + {tile_row}], tmm0",
+            "tilestored [{tile} + {tile_row} + 64], tmm1",
+            "tilestored [{lower} + {tile_row}], tmm2",
+            "tilestored [{lower} + {tile_row} + 64], tmm3",
             add = in(reg) usize::from(call.add),
             tile = in(reg) call.tile,
-            lower = in(reg) call.tile.add(SIDE * 2 * SIDE),
+            lower = in(reg) call.tile.add(SIDE * call.tile_stride),
+            tile_row = in(reg) call.tile_stride * size_of::<f32>(),
             left = inout(reg) call.left => _,
             below = inout(reg) call.row(SIDE) => _,
             left_row = in(reg) call.left_bytes,

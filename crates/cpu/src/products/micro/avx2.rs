@@ -92,7 +92,7 @@ unsafe fn tile<L: Lanes, const HEIGHT: usize>(call: &TileCall) {
         }
         for (i, sums) in sums.iter().enumerate() {
             for (v, &sum) in sums.iter().enumerate() {
-                let to = call.tile.add(i * COLUMNS + v * LANES);
+                let to = call.tile.add(i * call.tile_stride + v * LANES);
                 let sum = if call.add { _mm256_add_ps(_mm256_loadu_ps(to), sum) } else { sum };
                 _mm256_storeu_ps(to, sum);
             }

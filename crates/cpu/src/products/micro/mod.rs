@@ -44,7 +44,7 @@ pub struct MicroKernel {
 /// One call of a micro-kernel.
 ///
 /// Word `p` of row `i` of the left operand lies at `left + i·left_bytes + 4p`, word `p` of column `j` of
-/// the right one at `right[p·columns + j]`, and the sum at `tile[i·columns + j]`.
+/// the right one at `right[p·columns + j]`, and the sum at `tile[i·tile_stride + j]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileCall {
     pub(super) rows: usize,
@@ -53,6 +53,7 @@ pub(super) struct TileCall {
     pub(super) left_bytes: usize,
     pub(super) right: *const u32,
     pub(super) tile: *mut f32,
+    pub(super) tile_stride: usize,
     /// Whether the sum is added to what the tile holds.
     pub(super) add: bool,
 }
@@ -105,5 +106,27 @@ impl MicroKernel {
     /// Whether every tile must have all its rows, and the inner dimension whole steps.
     pub(super) fn takes_whole_tiles(&self) -> bool {
         self.step > 1
+    }
+
+    /// Done by a thread before its first tile.
+    ///
+    /// # Safety
+    /// The processor has the unit.
+    pub(super) unsafe fn enter(&self) {
+        if let Some([enter, _]) = self.around {
+            // SAFETY: the caller's.
+            unsafe { enter() };
+        }
+    }
+
+    /// Done by a thread after its last tile.
+    ///
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn leave(&self) {
+        if let Some([_, leave]) = self.around {
+            // SAFETY: the caller's.
+            unsafe { leave() };
+        }
     }
 }

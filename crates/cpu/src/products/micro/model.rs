@@ -104,7 +104,7 @@ unsafe fn run<O: Order, const COLUMNS: usize>(call: &TileCall) {
         for j in 0..COLUMNS {
             // SAFETY: the caller gives as many rows and words as it says, and a whole tile.
             unsafe {
-                let place = call.tile.add(i * COLUMNS + j);
+                let place = call.tile.add(i * call.tile_stride + j);
                 let row = call.row(i);
                 let at = |p: usize| {
                     let left = row.add(p * 4).cast::<u32>().read_unaligned();

@@ -10,7 +10,7 @@ use crate::element::CpuElement;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::products::{
     Addition, Grid, MicroKernel, OwnSides, PANEL_COLUMNS, PanelElement, ProductTarget, multiply,
-    multiply_scratch, pack_right, panel_bytes,
+    multiply_scratch, pack_right, panel_bytes, panel_words,
 };
 use crate::tasks::padding::Spare;
 use crate::tasks::{Access, Context, Operation, Share, Task, Tasks, Var, task};
@@ -54,9 +54,7 @@ pub(super) fn compile(
         let (used, planned) =
             (panel_bytes(words, sides.columns.size), op.products.panels(dims, types));
         // Padding of the inner dimension is not packed.
-        if used < planned {
-            tasks.push(task(Spare { scratch: end, bytes: used..planned }));
-        }
+        tasks.extend(Spare::after(end, used, planned));
         own.push(OwnProduct {
             sides,
             inner: dims.inner,
@@ -241,7 +239,8 @@ impl<E: PanelElement, C: CpuElement<Acc = f32>> Multiply<E, C> {
         // SAFETY: the task declared that it writes its part of the result; the kernel is done with one
         // target before it asks for another.
         let result = unsafe { MatMut::from_raw(cx.ptr::<C>(&product.out), shape, strides) };
-        ProductTarget { panels: cx.workspace::<u32>(product.panels), own, result, add }
+        let words = panel_words(product.inner.size.div_ceil(E::PER_WORD));
+        ProductTarget { panels: cx.workspace::<u32>(product.panels), words, own, result, add }
     }
 }
 
@@ -280,7 +279,8 @@ impl<E: PanelElement, C: CpuElement<Acc = f32>> Task for Multiply<E, C> {
 
     fn scratch(&self, workers: usize) -> usize {
         let rows = self.rows().div_ceil(self.grid(workers).rows);
-        let inner = self.products[0].inner.size;
+        let (inner, first) = (self.products[0].inner, &self.products[0].sides);
+        let inner = [inner.size, inner.strides[first.operands[0]]];
         multiply_scratch::<E>(&self.kernel, rows, inner) * size_of::<u32>()
     }
 
