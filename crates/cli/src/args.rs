@@ -196,6 +196,10 @@ pub(crate) enum Command {
         /// blocks of the sequence above parallel.cp_order.
         #[arg(long, value_name = "FILE")]
         ring_svg: Option<PathBuf>,
+        /// Draws the step as its scripts say: when which rank does what, by the work of each action on this kind of
+        /// host, with gathers, sums, messages and updates below the turns.
+        #[arg(long, value_name = "FILE")]
+        step_svg: Option<PathBuf>,
     },
     /// Measures how fast this machine trains, communicates and plans.
     #[command(subcommand)]

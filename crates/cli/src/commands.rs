@@ -4,7 +4,7 @@ use std::path::Path;
 
 use phalanx::config::{self, Loaded, Sources};
 use phalanx::error::{Result, counted};
-use phalanx::inspect::explain::{Explanation, Focus, ring_balance};
+use phalanx::inspect::explain::{Explanation, Focus, ring_balance, step_drawing};
 use phalanx::inspect::verify::sources as verification;
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
@@ -88,11 +88,11 @@ fn alone(command: &Command) -> Result<()> {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, to } => export(run, &to.out, to.dtype.into(), to.json),
-        Command::Explain { settings, segment, part, ranks, rank, svg, ring_svg } => {
+        Command::Explain { settings, segment, part, ranks, rank, svg, ring_svg, step_svg } => {
             let part = part.map(Into::into);
             let (segment, drawing) = (segment.clone(), svg.is_some());
             let focus = Focus { segment, part, ranks: *ranks, rank: *rank, drawing };
-            explain(settings, focus, svg.as_deref(), ring_svg.as_deref())
+            explain(settings, focus, [svg, ring_svg, step_svg].map(Option::as_deref))
         }
         Command::Checkpoint(asked) => checkpoint::run(asked),
         Command::Doctor { run, json } => {
@@ -233,13 +233,8 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explain(
-    settings: &Settings,
-    focus: Focus,
-    svg: Option<&Path>,
-    ring: Option<&Path>,
-) -> Result<()> {
-    for (flag, file) in [("--svg", svg), ("--ring-svg", ring)] {
+fn explain(settings: &Settings, focus: Focus, [svg, ring, step]: [Option<&Path>; 3]) -> Result<()> {
+    for (flag, file) in [("--svg", svg), ("--ring-svg", ring), ("--step-svg", step)] {
         let Some(file) = file else { continue };
         can_write(file, format!("{flag} {} cannot be written", file.display()))?;
     }
@@ -247,6 +242,10 @@ fn explain(
     let explanation = Explanation::new(out::noted(&loaded), focus)?;
     if let Some(file) = ring {
         let drawing = ring_balance(&loaded.config)?;
+        write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
+    }
+    if let Some(file) = step {
+        let drawing = step_drawing(&loaded)?;
         write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
     }
     if let (Some(file), Some(drawing)) = (svg, explanation.drawing()) {

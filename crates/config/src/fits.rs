@@ -3,12 +3,13 @@
 use phalanx_ir::ops::AttentionKind;
 use phalanx_spmd::strategies::heads_fit;
 
-use super::Config;
 use super::context::CpKind;
 use super::model::assignments;
 use super::parallel::{ParallelAxis, ParallelConfig, TpKind};
+use super::setting::Setting;
 use super::tensor::shape;
 use super::values::Values;
+use super::{Config, ModelKind};
 use phalanx_error::Problem;
 use phalanx_error::counted;
 
@@ -23,6 +24,9 @@ impl Config {
         self.check_ring(values);
         if self.model.kind.is_language() {
             self.check_heads(values);
+        }
+        if self.model.kind == ModelKind::T5 {
+            self.check_encoder_decoder(values);
         }
     }
 
@@ -82,6 +86,33 @@ impl Config {
             problem.because(why).nearest(format!(
                 "model.attention = \"{works}\", or parallel.cp_kind = \"{other}\""
             ))
+        });
+    }
+
+    /// What an attention that is made of products, and tables that many stages share, cannot be.
+    fn check_encoder_decoder(&self, values: &mut Values) {
+        const KIND: &str = "model.kind";
+        let (cp, tp_kind) = (self.parallel.cp.get(), self.parallel.tp_kind);
+        values.rule(&["parallel.cp", KIND], cp == 1, || {
+            Problem::new(format!("parallel.cp = {cp} does not work with model.kind = t5"))
+                .because("each half of a sequence has positions of its own, and scores are stored")
+                .nearest("parallel.cp = 1, and parallel.dp or parallel.tp instead")
+        });
+        let one = self.parallel.tp.get() == 1 || tp_kind == TpKind::OneD;
+        values.rule(&["parallel.tp_kind", KIND], one, || {
+            let name = tp_kind.name();
+            Problem::new(format!(
+                "parallel.tp_kind = \"{name}\" does not work with model.kind = t5"
+            ))
+            .because("squares and cubes of ranks divide products that follow each other directly")
+            .nearest("parallel.tp_kind = \"1d\"")
+        });
+        let (norm, pp) = (self.parallel.has_norm(), self.parallel.pp.get());
+        values.rule(&["parallel.schedule", KIND, "parallel.pp"], norm || pp == 1, || {
+            let name = self.parallel.schedule.write();
+            Problem::new(format!("parallel.schedule = {name} does not work with model.kind = t5"))
+                .because("stages would update the tables that they share at different times")
+                .nearest("parallel.schedule = \"pipedream-2bw\"")
         });
     }
 

@@ -249,7 +249,7 @@ impl Config {
         self.parallel.check_built(values);
         self.run.check(values);
         self.precision.check_tf32(self.run.device, values);
-        self.precision.check_residual(self.model.kind.is_language(), values);
+        self.precision.check_residual(self.model.kind.has_wide_residual(), values);
         self.precision.check_masters(self.optim.kind, self.parallel.sync, values);
         self.check_across(values);
         self.check_groups(values);

@@ -17,7 +17,7 @@ section! {
     pub struct ModelConfig in "model" (seq_len: Count, cp_kind: CpKind) {
         /// Family of networks.
         kind: ModelKind = "llama"; aka "arch" "architecture" "name" "flavor" "model_type",
-        /// Number of blocks (llama, gpt2) or hidden layers (mlp).
+        /// Number of blocks (llama, gpt2), of the encoder and of the decoder (t5), or of hidden layers (mlp).
         layers: Count = "4"; aka "num_layers" "n_layers" "n_layer" "num_hidden_layers" "depth",
         /// Elements per token between blocks; called d or hidden size elsewhere.
         width: Count = "128"; aka "hidden_size" "dim" "d_model" "n_embd" "d",
@@ -36,10 +36,10 @@ section! {
         context: Count = "train.seq_len" => seq_len;
             aka "max_position_embeddings" "n_positions" "n_ctx" "max_seq_len" "block_size",
         /// Whether the output head shares the embedding's weights.
-        tied: bool = "true for gpt2, else false" => kind == ModelKind::Gpt2;
+        tied: bool = "true for gpt2 and t5, else false" => kind.is_usually_tied();
             aka "tie_word_embeddings" "tie_weights" "weight_tying",
         /// Whether linear layers add a bias.
-        bias: bool = "false for llama, else true" => kind != ModelKind::Llama;
+        bias: bool = "false for llama and t5, else true" => kind.has_biases();
             aka "add_bias_linear" "attention_bias" "mlp_bias",
         /// Added to the variance in norms, to avoid division by zero.
         norm_eps: Positive = "1e-5"; aka "rms_norm_eps" "layer_norm_epsilon" "norm_epsilon",
@@ -48,8 +48,8 @@ section! {
         /// Share of elements that dropout sets to zero during training.
         dropout: Fraction = "0.0"; aka "hidden_dropout" "attention_dropout" "resid_pdrop",
         /// Attention that never stores the score matrix (flash), or one that does.
-        attention: AttentionKind = "materialised for parallel.cp_kind = \"rsa\", else flash"
-            => cp_kind.usual_attention();
+        attention: AttentionKind = "materialised for t5 and parallel.cp_kind = \"rsa\", else flash"
+            => usual_attention(kind, cp_kind);
             aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
@@ -99,13 +99,35 @@ choice! {
         Mlp = "mlp" later,
         /// Two convolutions and two fully connected layers, for images of digits.
         Cnn = "cnn",
+        /// RMSNorm, scores with a bias by distance, ReLU: an encoder of the first half of each sample, and a decoder
+        /// that continues it. Initial weights are as published.
+        T5 = "t5",
     }
 }
 
 impl ModelKind {
     /// Whether it predicts the next token of a sequence.
     pub fn is_language(self) -> bool {
+        matches!(self, ModelKind::Llama | ModelKind::Gpt2 | ModelKind::T5)
+    }
+
+    /// Whether linear layers usually add a bias.
+    pub fn has_biases(self) -> bool {
+        !matches!(self, ModelKind::Llama | ModelKind::T5)
+    }
+
+    /// Whether the sum that blocks add to can be kept in a wider type.
+    pub(crate) fn has_wide_residual(self) -> bool {
         matches!(self, ModelKind::Llama | ModelKind::Gpt2)
+    }
+
+    /// Blocks of a model with so many layers.
+    pub(crate) fn blocks(self, layers: usize) -> usize {
+        if self == ModelKind::T5 { 2 * layers } else { layers }
+    }
+
+    fn is_usually_tied(self) -> bool {
+        matches!(self, ModelKind::Gpt2 | ModelKind::T5)
     }
 }
 
@@ -150,6 +172,7 @@ impl ModelConfig {
     pub(crate) fn check(&self, values: &mut Values) {
         self.check_heads(values);
         self.check_gpt2(values);
+        self.check_t5(values);
         self.check_experts(values);
         self.check_size(values);
     }
@@ -192,16 +215,28 @@ impl ModelConfig {
     }
 
     fn check_gpt2(&self, values: &mut Values) {
-        if self.kind != ModelKind::Gpt2 {
+        let kind = self.kind;
+        if !matches!(kind, ModelKind::Gpt2 | ModelKind::T5) {
             return;
         }
         let (heads, kv_heads) = (self.heads.get(), self.kv_heads.get());
         values.rule(&["model.kv_heads", "model.kind"], kv_heads == heads, || {
             Problem::new(format!(
-                "model.kv_heads = {kv_heads} does not work with model.kind = gpt2"
+                "model.kv_heads = {kv_heads} does not work with model.kind = {kind}"
             ))
-            .because("gpt2 has no grouped-query attention: every head has its own keys and values")
+            .because(format!(
+                "{kind} has no grouped-query attention: every head has its own keys and values"
+            ))
             .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))
+        });
+    }
+
+    fn check_t5(&self, values: &mut Values) {
+        let stored = self.attention == AttentionKind::Materialised || self.kind != ModelKind::T5;
+        values.rule(&["model.attention", "model.kind"], stored, || {
+            Problem::new("model.attention = \"flash\" does not work with model.kind = t5")
+                .because("its scores get a bias by distance, and are stored with it")
+                .fix("model.attention = \"materialised\", or model.kind = \"llama\"")
         });
     }
 
@@ -217,6 +252,7 @@ impl ModelConfig {
             [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
         let (experts, expert_ffn) = (self.experts as u128, self.expert_ffn.get() as u128);
         let inner = ffn + (experts + self.shared_experts as u128) * expert_ffn;
+        let layers = self.kind.blocks(layers as usize) as u128;
         let parameters = layers * width * (4 * width + 3 * inner) + 2 * vocab * width;
         let keys = [
             "model.layers",
@@ -237,6 +273,13 @@ impl ModelConfig {
 /// The most layers of a model: ten times as many as the deepest that people train.
 const MOST_LAYERS: usize = 2048;
 
+fn usual_attention(kind: ModelKind, cp_kind: CpKind) -> AttentionKind {
+    match kind {
+        ModelKind::T5 => AttentionKind::Materialised,
+        _ => cp_kind.usual_attention(),
+    }
+}
+
 pub(crate) fn default_top_k(router: RouterKind) -> Count {
     let k = if router == RouterKind::Switch { 1 } else { 2 };
     Count::new(k).unwrap_or(Count::MIN)
@@ -246,7 +289,7 @@ pub(crate) fn default_top_k(router: RouterKind) -> Count {
 fn default_ffn(kind: ModelKind, width: Count) -> Count {
     let ffn = match kind {
         ModelKind::Llama => (8 * width.get()).div_ceil(3).next_multiple_of(8),
-        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Cnn => 4 * width.get(),
+        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Cnn | ModelKind::T5 => 4 * width.get(),
     };
     Count::new(ffn).unwrap_or(width)
 }

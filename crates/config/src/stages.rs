@@ -299,7 +299,10 @@ impl Config {
             if stages == stage_groups * chunks { (stage_groups, chunks) } else { (stages, 1) };
         match self.model.kind {
             ModelKind::Mlp | ModelKind::Cnn => Ok(()),
-            _ => split::enough_layers(self.model.layers.get(), stage_groups, chunks),
+            kind => {
+                let blocks = kind.blocks(self.model.layers.get());
+                split::enough_layers(blocks, stage_groups, chunks)
+            }
         }
     }
 

@@ -35,6 +35,9 @@ pub struct LoaderConfig {
     pub val_fraction: f64,
     /// Targets equal to this token are ignored.
     pub ignore_token: Option<i32>,
+    /// So many targets of each sample, from the first, are ignored: those of tokens that a model reads and does
+    /// not predict.
+    pub unpredicted: usize,
     /// How many batches may be ready before they are asked for.
     pub prefetch: usize,
 }
@@ -50,6 +53,7 @@ impl LoaderConfig {
             split: Split::Train,
             val_fraction: DEFAULT_VAL_FRACTION,
             ignore_token: None,
+            unpredicted: 0,
             prefetch: 2,
         }
     }
@@ -305,8 +309,9 @@ impl Maker for Plan {
             let (start, counts) = self.place(sample);
             self.corpus.read(start, &mut self.row)?;
             ids.copy_from_slice(&self.row[..length]);
-            for (target, &token) in targets.iter_mut().zip(&self.row[1..]) {
-                let ignored = !counts || Some(token) == self.config.ignore_token;
+            for (at, (target, &token)) in targets.iter_mut().zip(&self.row[1..]).enumerate() {
+                let predicted = counts && at >= self.config.unpredicted;
+                let ignored = !predicted || Some(token) == self.config.ignore_token;
                 *target = if ignored { IGNORED } else { token };
             }
         }

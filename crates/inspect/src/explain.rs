@@ -7,6 +7,7 @@ mod holdings_svg;
 mod largest;
 mod moved;
 mod ranks;
+mod step;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,6 +23,7 @@ use serde_json::{Value, json};
 pub use self::balance::ring_balance;
 use self::holdings::Holdings;
 use self::largest::Row;
+pub use self::step::step_drawing;
 use phalanx_config::Loaded;
 use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};

@@ -17,6 +17,7 @@ use phalanx_session::{Session, Trace};
 
 pub use chrome::chrome;
 pub use hidden::HiddenTransfers;
+pub(crate) use picture::played_picture;
 pub use picture::{Timelines, picture};
 pub use replay::Replay;
 

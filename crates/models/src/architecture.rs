@@ -32,6 +32,8 @@ pub mod port {
     pub const PLACED: &str = "experts.placed";
     /// The boundary value between segments.
     pub const H: &str = "h";
+    /// The encoder's result, a boundary value that every block of a decoder reads.
+    pub const MEMORY: &str = "memory";
 }
 
 /// The shape of one micro-batch.
@@ -61,6 +63,11 @@ pub trait Architecture {
 
     /// The model for a purpose. Parameters are the same, in the same order, for every purpose and shape.
     fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError>;
+
+    /// How many tokens at the beginning of each sample are read and not predicted, of so many.
+    fn unpredicted(&self, _seq: usize) -> usize {
+        0
+    }
 
     /// The specification of this model at Hugging Face; `None` if it is unknown there.
     fn spec(&self) -> Option<ModelSpec> {

@@ -47,7 +47,7 @@ impl Chain {
     pub fn once(&mut self, segment: Builder, init: impl Fn(&str) -> Init) -> Result<(), IrError> {
         let program = segment.finish()?;
         let name = program.name.clone();
-        self.append(&name, "", program, init)
+        self.append(&name, "", program, &[], init)
     }
 
     /// Appends a segment as the instance `prefix`; the model knows its parameter `w` as `prefix.w`.
@@ -58,7 +58,7 @@ impl Chain {
         segment: Builder,
         init: impl Fn(&str) -> Init,
     ) -> Result<(), IrError> {
-        self.append(prefix, &format!("{prefix}."), segment.finish()?, init)
+        self.append(prefix, &format!("{prefix}."), segment.finish()?, &[], init)
     }
 
     /// Appends a segment `count` times, as the instances `prefix.0`, `prefix.1`, …
@@ -69,10 +69,23 @@ impl Chain {
         segment: Builder,
         init: impl Fn(&str) -> Init,
     ) -> Result<(), IrError> {
+        self.repeat_sharing(prefix, count, segment, &[], init)
+    }
+
+    /// The same, where all instances share some parameters: by the segment's own names, and those that the
+    /// model knows.
+    pub fn repeat_sharing(
+        &mut self,
+        prefix: &str,
+        count: usize,
+        segment: Builder,
+        shared: &[(&str, &str)],
+        init: impl Fn(&str) -> Init,
+    ) -> Result<(), IrError> {
         let program = segment.finish()?;
         for i in 0..count {
             let name = format!("{prefix}.{i}");
-            self.append(&name, &format!("{name}."), program.clone(), &init)?;
+            self.append(&name, &format!("{name}."), program.clone(), shared, &init)?;
         }
         Ok(())
     }
@@ -89,13 +102,18 @@ impl Chain {
         instance: &str,
         prefix: &str,
         program: Program,
+        shared: &[(&str, &str)],
         init: impl Fn(&str) -> Init,
     ) -> Result<(), IrError> {
         let mut params = BTreeMap::new();
         for port in program.inputs_with(Role::Param) {
             let shape = program.ty(port.value).shape.clone();
+            let known = shared.iter().find(|(own, _)| *own == port.name);
             let number = self.model.param(Param {
-                name: format!("{prefix}{}", port.name),
+                name: match known {
+                    Some((_, name)) => (*name).to_owned(),
+                    None => format!("{prefix}{}", port.name),
+                },
                 decay: shape.len() > 1,
                 init: init(&port.name),
                 shape,

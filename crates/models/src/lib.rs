@@ -1,13 +1,14 @@
 //! Models as segments of typed programs, their initial weights, and Hugging Face weights in and out.
 //!
 //! An [`Architecture`] is a few sizes from which a model can be built: [`Llama`], [`Gpt`],
-//! [`Mlp`] and [`Cnn`] are one page of tensor code each. Build your own models with a [`Chain`].
+//! [`T5`], [`Mlp`] and [`Cnn`] are one page of tensor code each. Build your own models with a [`Chain`].
 #![forbid(unsafe_code)]
 
 mod architecture;
 mod chain;
 mod check;
 mod cnn;
+mod distance;
 mod experts;
 mod gpt;
 pub mod hf;
@@ -16,6 +17,7 @@ mod language;
 mod llama;
 mod local;
 mod mlp;
+mod t5;
 mod uniform;
 
 pub use architecture::{Architecture, BatchShape, Purpose, port};
@@ -27,3 +29,4 @@ pub use init::initial_values;
 pub use llama::Llama;
 pub use local::{LocalForm, LocalTensor};
 pub use mlp::{Loss, Mlp};
+pub use t5::T5;

@@ -71,6 +71,8 @@ pub(crate) struct Cutting {
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
     pub(crate) microbatches: usize,
+    /// Tokens at the beginning of each sample that are read and not predicted.
+    pub(crate) unpredicted: usize,
 }
 
 impl Data {
@@ -101,8 +103,9 @@ pub(crate) fn loader(
     split: Split,
     after: u64,
 ) -> Result<Loader> {
-    let Cutting { seed, batch, seq_len, microbatches } = cutting;
-    let config = LoaderConfig { microbatches, split, ..LoaderConfig::new(seed, seq_len, batch) };
+    let Cutting { seed, batch, seq_len, microbatches, unpredicted } = cutting;
+    let usual = LoaderConfig::new(seed, seq_len, batch);
+    let config = LoaderConfig { microbatches, split, unpredicted, ..usual };
     Loader::new(corpus, config, after)
         .map_err(|error| Error::refused(Problem::from(error.diagnostic()).caused_by(error)))
 }

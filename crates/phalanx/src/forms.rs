@@ -31,6 +31,8 @@ pub(crate) struct Asked {
 pub(crate) struct Ready {
     pub(crate) models: Models,
     pub(crate) spec: Option<ModelSpec>,
+    /// Tokens at the beginning of each sample that are read and not predicted.
+    pub(crate) unpredicted: usize,
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
     pub(crate) microbatches: usize,
@@ -64,7 +66,11 @@ impl Subject {
             let parts = format!("micro-batches of {rows} samples");
             return Err(Mistake::Uneven { batch, parts }.into());
         }
-        Ok(Ready { models, spec, batch, seq_len, microbatches: batch / rows })
+        let unpredicted = match self {
+            Subject::Model(_) => 0,
+            Subject::Architecture(architecture) => architecture.unpredicted(seq_len),
+        };
+        Ok(Ready { models, spec, unpredicted, batch, seq_len, microbatches: batch / rows })
     }
 
     fn forms(&self, asked: Asked, used: Use) -> Result<(Models, Option<ModelSpec>)> {

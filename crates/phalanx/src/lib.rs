@@ -41,7 +41,7 @@
 //! | evaluate, predict, stop and go on, load, save, export | [`Trainer::build`], which gives a [`Training`] |
 //! | write your own training loop | [`Trainer::stepper`], which gives a [`Stepper`] with `forward`, `backward`, `step` |
 //! | give data | [`Table`] for numbers and labels; [`TextFile`], [`TokenFile`], [`MarkovCorpus`] for tokens |
-//! | take a model | [`Mlp`], [`Cnn`], [`Gpt`], [`Llama`] |
+//! | take a model | [`Mlp`], [`Cnn`], [`Gpt`], [`Llama`], [`T5`] |
 //! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together, [`LocalForm`] for code of one rank |
 //! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Optimus`], [`Cube`], [`Gspmd`], [`Ulysses`], [`AllGatherKv`], [`Ring`] |
 //! | have ranks as processes, or on several hosts | [`Trainer::ranks`] |

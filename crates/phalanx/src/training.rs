@@ -118,7 +118,7 @@ impl<'a> Training<'a> {
         plan: CheckpointPlan,
         hooks: Hooks<'a>,
     ) -> Result<Self> {
-        let Ready { models, spec, batch, seq_len, microbatches } = ready;
+        let Ready { models, spec, unpredicted, batch, seq_len, microbatches } = ready;
         plan.allow_restarts();
         let (found, seed) = (plan.found()?, settings.seed);
         let prepared = Prepared::new(&models, settings.clone())?;
@@ -137,7 +137,7 @@ impl<'a> Training<'a> {
         let saves = Saves { plan, settings, start: taken.unwrap_or_default(), open: None };
         let predict = models.predict.map(|own| own.model);
         let forms = Forms { train: models.train, predict, spec };
-        let cutting = Cutting { seed, batch, seq_len, microbatches };
+        let cutting = Cutting { seed, batch, seq_len, microbatches, unpredicted };
         let (batches, validation, losses) = (None, None, Vec::new());
         Ok(Self { session, batches, forms, cutting, hooks, validation, losses, saves })
     }

@@ -6,6 +6,7 @@ mod bind;
 mod collect;
 mod crossing;
 mod finish;
+mod flow;
 mod hold;
 mod links;
 mod messages;

@@ -6,11 +6,11 @@ use phalanx_data::{
     Batch, Corpus, DataError, Digits, IdxImages, Images, Loader, LoaderConfig, MarkovCorpus,
     Samples, Split, TextFile, TokenFile, check_vocabulary,
 };
-use phalanx_models::{Cnn, port};
+use phalanx_models::{Cnn, T5, port};
 use phalanx_sys::SysError;
 
 use crate::{Field, StepData};
-use phalanx_config::{DataKind, Loaded};
+use phalanx_config::{DataKind, Loaded, ModelKind};
 use phalanx_error::{Error, Result};
 
 /// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing; no
@@ -107,6 +107,10 @@ fn loader(loaded: &Loaded, corpus: &Samples, split: Split, samples: u64) -> Resu
             (_, share) => share,
         },
         ignore_token: config.data.ignore_token.map(|token| token as i32),
+        unpredicted: match config.model.kind {
+            ModelKind::T5 => T5::source(config.train.seq_len.get()),
+            _ => 0,
+        },
         ..LoaderConfig::new(
             config.data.seed,
             config.train.seq_len.get(),

@@ -5,7 +5,7 @@ mod experts;
 use std::path::Path;
 
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec, Weights};
-use phalanx_models::{Architecture, BatchShape, Cnn, Gpt, Llama, Purpose};
+use phalanx_models::{Architecture, BatchShape, Cnn, Gpt, Llama, Purpose, T5};
 
 use crate::folders::FolderKind;
 use crate::restore::FromWeights;
@@ -99,6 +99,10 @@ impl Network {
             }
             None if config.model.kind == ModelKind::Cnn => {
                 let architecture = Box::new(Cnn::mnist());
+                return Ok(Self { architecture, weights: None, seed: config.run.seed });
+            }
+            None if config.model.kind == ModelKind::T5 => {
+                let architecture = Box::new(t5(&config.model));
                 return Ok(Self { architecture, weights: None, seed: config.run.seed });
             }
             None => (spec(&config.model), None),
@@ -241,12 +245,12 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
                 .fix("model.dropout = 0.0, or model.kind = \"gpt2\""),
         );
     }
-    let usual = kind != ModelKind::Llama;
+    let usual = kind.has_biases();
     if kind.is_language() && model.bias != usual {
         let message = format!("model.bias = {} does not work with model.kind = {kind}", model.bias);
         problems.push(
             (loaded.problem("model.bias", message))
-                .because("llama's linear layers have no biases, gpt2's all have one")
+                .because("the linear layers of llama and t5 have no biases, gpt2's all have one")
                 .fix(format!("model.bias = {usual}")),
         );
     }
@@ -254,6 +258,13 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
         true => Ok(()),
         false => Err(Error::Refused(problems)),
     }
+}
+
+fn t5(config: &phalanx_config::ModelConfig) -> T5 {
+    let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
+    let (norm_eps, tied, dropout) = (config.norm_eps.get(), config.tied, config.dropout.get());
+    let sizes = T5::new(layers, width, heads, config.ffn.get(), config.vocab.get());
+    T5 { norm_eps, tied, dropout, ..sizes }
 }
 
 fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
@@ -264,7 +275,7 @@ fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
         ModelKind::Gpt2 => {
             ModelSpec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
         }
-        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn => experts::spec(
+        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn | ModelKind::T5 => experts::spec(
             config,
             LlamaSpec {
                 layers,

@@ -12,20 +12,20 @@ use phalanx_error::Result;
 
 /// Predicted seconds of a training step.
 pub fn step_seconds(lowered: &Lowered) -> Result<f64> {
-    let hardware = Hardware::cpu(lowered.settings.threads);
     let (stage_groups, planner) = (lowered.stage_groups(), Planner::new(lowered)?);
     let mut busiest: f64 = 0.0;
     for stage_group in &stage_groups {
         // All ranks of a stage group do the same.
         let script = planner.train_script(stage_group.ranks[0])?;
-        busiest = busiest.max(busy(&script, &hardware));
+        busiest = busiest.max(action_seconds(&script, lowered.settings.threads).iter().sum());
     }
     let parts = lowered.settings.microbatches;
     Ok(busiest * (parts + stage_groups.len() - 1) as f64 / parts as f64)
 }
 
-/// Seconds of all actions of a script.
-fn busy(script: &Script, hardware: &Hardware) -> f64 {
+/// Seconds of each action of a script by itself, on a rank with so many threads.
+pub fn action_seconds(script: &Script, threads: usize) -> Vec<f64> {
+    let hardware = &Hardware::cpu(threads);
     let once = |entry: &Entry| seconds(entry.program(), hardware);
     let programs: Vec<f64> = script.programs.iter().map(once).collect();
     let action = |kind: &Kind| match kind {
@@ -45,5 +45,5 @@ fn busy(script: &Script, hardware: &Hardware) -> f64 {
             added.map(|(_, port)| program.ty(port.value).local_bytes(program.mesh())).sum();
         programs[run.program.0] + hardware.memory_seconds(read as f64)
     };
-    script.actions.iter().map(|a| a.run().map_or_else(|| action(&a.kind), run)).sum()
+    script.actions.iter().map(|a| a.run().map_or_else(|| action(&a.kind), run)).collect()
 }

@@ -8,7 +8,7 @@
 //! The prediction is the same scripts, played with the median time of each program, message and
 //! collective. The measured timeline is longer because of noise, and of ranks that share a core.
 //! Below the turns are what the script does besides: weights that are gathered, gradients that are
-//! summed, updates.
+//! summed, messages, updates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -42,37 +42,68 @@ impl Timelines {
     /// The timelines of a trace.
     pub fn new(trace: &Trace) -> Result<Self> {
         let (replay, all) = (Replay::new(trace)?, trace.classes());
-        let timetable = &trace.timetable;
-        // One class for each stage group; other replicas do the same.
-        let class = |stage_group: usize| {
-            let of = |class: &Class<'_>| timetable.places[class.script.rank].stage_group;
-            all.iter().position(|class| of(class) == stage_group).expect("a stage group has ranks")
-        };
-        let own: Vec<usize> = (0..timetable.schedule.stage_groups()).map(class).collect();
-        let schedule =
-            with_second_forwards(timetable, &own.iter().map(|&at| &all[at]).collect::<Vec<_>>())?;
-        let timeline = |times: &[MeasuredTimes], step: f64| {
-            let again = schedule.all().any(|(_, turn)| turn.part == Part::R);
-            let of = |(stage_group, &at): (usize, &usize)| {
-                let ran = RankTimes::new(timetable, again, turns(&all[at], &times[at]));
-                ran.turns(&schedule, stage_group, &timetable.stages)
-            };
-            let times: Vec<Vec<Stretch>> = own.iter().enumerate().map(of).collect();
-            let first =
-                times.iter().flatten().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
-            let at = |At { stage_group, index }| times[stage_group][index];
-            let turns = Timeline::measured(&schedule, at);
-            let after = step - first - turns.makespan;
-            turns.within(first, after)
-        };
+        let rows = Rows::new(&trace.timetable, &all)?;
         let played = playback_times(&replay.predicted);
-        let measured = timeline(&replay.measured, replay.step);
-        let predicted = timeline(&played, replay.predicted.makespan);
-        let beside = [&replay.measured, &played]
-            .map(|times| own.iter().map(|&at| beside(&all[at], &times[at])).collect());
+        let measured = rows.timeline(&replay.measured, replay.step);
+        let predicted = rows.timeline(&played, replay.predicted.makespan);
+        let beside = [&replay.measured, &played].map(|times| rows.beside(times));
+        let schedule = rows.schedule;
         drop(all);
         Ok(Self { schedule, measured, predicted, beside, replay })
     }
+}
+
+/// What a picture has a row for: one class of ranks of each stage group. Other replicas do the same.
+struct Rows<'a> {
+    timetable: &'a Timetable,
+    classes: Vec<(usize, &'a Class<'a>)>,
+    schedule: Schedule,
+}
+
+impl<'a> Rows<'a> {
+    fn new(timetable: &'a Timetable, all: &'a [Class<'a>]) -> Result<Self> {
+        let class = |stage_group: usize| {
+            let of = |class: &Class<'_>| timetable.places[class.script.rank].stage_group;
+            let mut all = all.iter().enumerate();
+            all.find(|(_, class)| of(class) == stage_group).expect("a stage group has ranks")
+        };
+        let classes: Vec<_> = (0..timetable.schedule.stage_groups()).map(class).collect();
+        let own: Vec<&Class<'_>> = classes.iter().map(|(_, class)| *class).collect();
+        let schedule = with_second_forwards(timetable, &own)?;
+        Ok(Self { timetable, classes, schedule })
+    }
+
+    /// The turns of a step, by the times of all classes.
+    fn timeline(&self, times: &[MeasuredTimes], step: f64) -> Timeline {
+        let (timetable, schedule) = (self.timetable, &self.schedule);
+        let again = schedule.all().any(|(_, turn)| turn.part == Part::R);
+        let of = |(stage_group, (at, class)): (usize, &(usize, &Class<'_>))| {
+            let ran = RankTimes::new(timetable, again, turns(class, &times[*at]));
+            ran.turns(schedule, stage_group, &timetable.stages)
+        };
+        let times: Vec<Vec<Stretch>> = self.classes.iter().enumerate().map(of).collect();
+        let first = times.iter().flatten().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
+        let at = |At { stage_group, index }| times[stage_group][index];
+        let turns = Timeline::measured(schedule, at);
+        let after = step - first - turns.makespan;
+        turns.within(first, after)
+    }
+
+    fn beside(&self, times: &[MeasuredTimes]) -> Vec<Vec<BesideTurns>> {
+        self.classes.iter().map(|(at, class)| beside(class, &times[*at])).collect()
+    }
+}
+
+/// A step that was played with given durations, in milliseconds, on one scale.
+pub(crate) fn played_picture(
+    timetable: &Timetable,
+    classes: &[Class<'_>],
+    playback: &Playback,
+) -> Result<String> {
+    let (rows, times) = (Rows::new(timetable, classes)?, playback_times(playback));
+    let (timeline, beside) = (rows.timeline(&times, playback.makespan), rows.beside(&times));
+    let panel = Panel { unit: "ms", beside: &beside, ..Panel::new(&rows.schedule, &timeline) };
+    Ok(svg(&[panel]))
 }
 
 /// Both timelines on one scale.
@@ -105,13 +136,14 @@ fn playback_times(playback: &Playback) -> Vec<MeasuredTimes> {
     playback.classes.iter().map(|own| own.iter().copied().map(Some).collect()).collect()
 }
 
-/// What a script does besides its turns, and besides messages.
+/// What a script does besides its turns.
 fn beside(class: &Class<'_>, times: &MeasuredTimes) -> Vec<BesideTurns> {
     let turns: BTreeSet<usize> = class.script.turns.iter().map(|(action, _)| *action).collect();
     let own = |(number, action): (usize, &phalanx_script::Action)| {
         let kind = match (&action.kind, action.lane) {
             (Kind::Gather(_), _) | (_, Lane::Gather) => BesideKind::Gather,
             (Kind::Reduce { .. }, _) | (_, Lane::Reduce) => BesideKind::Sum,
+            (Kind::Send { .. }, Lane::Send) => BesideKind::Message,
             (Kind::Run(_) | Kind::Update { .. } | Kind::Clear { .. }, _) => BesideKind::Update,
             _ => return None,
         };

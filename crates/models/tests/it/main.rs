@@ -18,4 +18,5 @@ mod params;
 mod programs;
 mod ranges;
 mod refusals;
+mod t5;
 mod windows;

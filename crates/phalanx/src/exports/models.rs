@@ -136,6 +136,17 @@ pub use phalanx_models::Llama;
 /// ```
 #[doc(inline)]
 pub use phalanx_models::Loss;
+/// An encoder and a decoder, as in T5.
+///
+/// ```
+/// use phalanx::{Architecture, T5};
+///
+/// let model = T5 { dropout: 0.1, ..T5::new(2, 16, 4, 64, 32) };
+/// assert_eq!(model.unpredicted(12), 6);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[doc(inline)]
+pub use phalanx_models::T5;
 /// The values of a [`WeightTensor`], in single or double precision.
 ///
 /// ```

@@ -16,6 +16,7 @@ macro_rules! examples {
 examples!(
     classifier = "../../examples/classifier.rs",
     custom_model = "../../examples/custom_model.rs",
+    encoder_decoder = "../../examples/encoder_decoder.rs",
     own_loop = "../../examples/own_loop.rs",
     mlp_regression = "../../examples/mlp_regression.rs",
     processes = "../../examples/processes.rs",
@@ -40,6 +41,13 @@ fn a_model_of_ones_own_learns_pairs() {
     let report = custom_model::run(120).unwrap();
     let last = report.last_loss();
     assert!(last > 1.1 && last < 1.8, "loss {last}");
+}
+
+/// Three stages, and what the encoder found on two of them: the source has pairs to learn here, too.
+#[test]
+fn an_encoder_and_a_decoder_learn_on_three_stages() {
+    let report = encoder_decoder::run(60).unwrap();
+    assert!(report.last_loss() < 0.85 * report.first_loss(), "{}", report.last_loss());
 }
 
 /// A guess is right for a third of the points; they were not trained on.

@@ -1,5 +1,5 @@
 //! What stage groups do besides their turns, in thin lines below each row: weights that are gathered,
-//! gradients that are summed, updates. White, grey and dark, so that they differ without colours.
+//! gradients that are summed, messages, updates. From white to dark, so that they differ without colours.
 
 use super::svg::{Drawing, GAP, LEFT};
 use super::{BesideKind, Panel, short};
@@ -12,6 +12,7 @@ impl BesideKind {
         match self {
             BesideKind::Gather => "#ffffff",
             BesideKind::Sum => "#c8c8c8",
+            BesideKind::Message => "#8a8a8a",
             BesideKind::Update => "#4a4a4a",
         }
     }
@@ -20,6 +21,7 @@ impl BesideKind {
         match self {
             BesideKind::Gather => "weights are gathered",
             BesideKind::Sum => "gradients are summed",
+            BesideKind::Message => "values are sent",
             BesideKind::Update => "norm, update",
         }
     }

@@ -57,13 +57,16 @@ pub enum BesideKind {
     Gather,
     /// Gradients are summed over ranks.
     Sum,
+    /// Values go to another stage group.
+    Message,
     /// Programs between the last turn and the next step: norms, scaling and updates.
     Update,
 }
 
 impl BesideKind {
     /// Every kind.
-    pub const ALL: [BesideKind; 3] = [BesideKind::Gather, BesideKind::Sum, BesideKind::Update];
+    pub const ALL: [BesideKind; 4] =
+        [BesideKind::Gather, BesideKind::Sum, BesideKind::Message, BesideKind::Update];
 }
 
 impl<'a> Panel<'a> {

@@ -80,14 +80,18 @@ impl Page {
         );
     }
 
-    /// A block with a thin white edge and a description that is shown under the mouse pointer.
+    /// A block with a thin white edge, or a dark one if it is white, and a description that is shown under the
+    /// mouse pointer.
     pub fn block(&mut self, place: (f64, f64), size: (f64, f64), fill: &str, what: &str) {
         // The edge must not cover a narrow block.
-        let edge = (size.0 / 12.0).min(1.0);
+        let (ink, edge) = match fill {
+            "#ffffff" => ("#4a4a4a", 0.6),
+            _ => ("#ffffff", (size.0 / 12.0).min(1.0)),
+        };
         let rect = rect(place, size);
         let _ = writeln!(
             self.body,
-            "<rect {rect} fill=\"{fill}\" stroke=\"#ffffff\" stroke-width=\"{}\">\
+            "<rect {rect} fill=\"{fill}\" stroke=\"{ink}\" stroke-width=\"{}\">\
              <title>{}</title></rect>",
             px(edge),
             escaped(what)

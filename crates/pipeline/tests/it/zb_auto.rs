@@ -25,6 +25,7 @@ fn kept(schedule: &Schedule, until_w: f64) -> f64 {
         let change = |turn: &Turn| match turn.part {
             Part::F => 1.0,
             Part::B => until_w - 1.0,
+            Part::BW => -1.0,
             _ => -until_w,
         };
         let (mut now, mut most) = (0.0, 0.0_f64);
@@ -130,6 +131,43 @@ fn more_memory_is_never_slower() {
         };
         let spans: Vec<f64> = (1..=12).map(span).collect();
         assert!(spans.windows(2).all(|pair| pair[1] <= pair[0] + 1e-6), "{spans:?}");
+    }
+}
+
+/// The search is no slower than the best order by hand with the same memory, one chunk to a stage group. (Two chunks
+/// in a V wait less with one share: their stages are half as long.)
+#[test]
+fn no_order_by_hand_with_the_same_memory_is_shorter() {
+    use NamedSchedule as N;
+    for (p, m) in [(2, 2), (2, 7), (4, 4), (4, 9), (4, 16), (6, 12), (8, 8), (8, 20)] {
+        for t in [
+            times(1.0, 1.0, 1.0),
+            times(10.0, 10.0, 7.0),
+            times(3.0, 4.0, 2.0),
+            times(4.0, 3.0, 1.0),
+        ] {
+            for hop in [0.0, 0.3] {
+                for until_w in [0.4, 1.0] {
+                    // What ZB-H2 keeps is 2p − 1 micro-batches.
+                    for (memory, by_hand) in [
+                        (1.0, &[N::GPipe, N::OneFOneB, N::ZbH1][..]),
+                        ((2 * p - 1) as f64 / p as f64, &[N::GPipe, N::OneFOneB, N::ZbH1, N::ZbH2]),
+                    ] {
+                        let demand = demand(p, t, hop, memory, until_w);
+                        let span = found(m, &demand).span;
+                        for named in by_hand {
+                            let schedule = named.build(ScheduleShape::new(p, m)).unwrap();
+                            if kept(&schedule, until_w) > memory * p as f64 + 1e-9 {
+                                continue;
+                            }
+                            let other = played(&schedule, &demand).span;
+                            let what = format!("p {p}, m {m}, {t:?}, hop {hop}, {memory}, {named}");
+                            assert!(span <= other + 1e-9, "{what}: {span}, {other}");
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -169,8 +169,7 @@ impl<'a> Binder<'a> {
                 (self.world.scalar_key(scalar, update), Category::Inputs, Source::Host)
             }
             Role::Boundary => {
-                let producer = self.producer(instance, &port.name)?;
-                let key = self.forward_key(producer, name, microbatch);
+                let key = self.read_key(instance, name, microbatch)?;
                 (key, Category::Workspace, Source::Script)
             }
             Role::Residual => {
@@ -206,8 +205,9 @@ impl<'a> Binder<'a> {
                 return self.place(self.gradients.as_ref(), instance, &port.name);
             }
             Role::Cotangent => {
-                let producer = self.producer(instance, boundary_of(port)?)?;
-                (value(producer, name, microbatch), Category::Workspace, Source::Script)
+                let boundary = boundary_of(port)?;
+                let [_, holder] = self.held(instance, boundary, microbatch)?;
+                (value(holder, name, microbatch), Category::Workspace, Source::Script)
             }
             Role::Residual => {
                 let key = self.forward_key(instance, name, microbatch);
@@ -232,11 +232,33 @@ impl<'a> Binder<'a> {
         BufferKey::Value(Value { instance, port: port.clone(), microbatch, again })
     }
 
+    /// A boundary value, as the stage group holds it.
+    fn read_key(
+        &self,
+        instance: usize,
+        name: &Arc<str>,
+        microbatch: usize,
+    ) -> Result<BufferKey, ScriptError> {
+        let [producer, holder] = self.held(instance, name, microbatch)?;
+        Ok(match producer == holder {
+            true => self.forward_key(producer, name, microbatch),
+            false => value(holder, name, microbatch),
+        })
+    }
+
+    /// The producer of a boundary value that an instance reads, and under whose name the value is held.
+    fn held(&self, instance: usize, name: &str, mb: usize) -> Result<[usize; 2], ScriptError> {
+        let producer = self.producer(instance, name)?;
+        let flow = &self.world.links.flow;
+        Ok([producer, flow.holder(self.wiring, [producer, instance], name, mb)])
+    }
+
     /// Whether a boundary value that a turn reads was kept since the forward: true for what a
     /// backward reads, and for what a recomputed forward reads from a first one.
     fn keeps(&self, turn: ScheduledRun, boundary: &str) -> Result<bool, ScriptError> {
-        let producer = self.producer(turn.instance, boundary)?;
-        let made_again = self.twice.get(&(producer, turn.microbatch)) == Some(&true);
+        let [producer, holder] = self.held(turn.instance, boundary, turn.microbatch)?;
+        let made_again =
+            producer == holder && self.twice.get(&(producer, turn.microbatch)) == Some(&true);
         Ok(match turn.part {
             Part::F | Part::FBW => false,
             Part::R => !made_again,
@@ -284,9 +306,11 @@ impl<'a> Binder<'a> {
         })
     }
 
-    /// A buffer for what another stage group sends.
+    /// A buffer for what another stage group sends. Runs add to what it holds then.
     pub(super) fn received(&mut self, key: BufferKey, bytes: usize) -> BufferId {
-        self.whole(key, Category::Communication, bytes, Source::Script).buffer
+        let view = self.whole(key, Category::Communication, bytes, Source::Script);
+        self.begun.insert((view.buffer, view.offset));
+        view.buffer
     }
 
     /// A buffer for what this stage group keeps for another one; the same for the same key.

@@ -8,7 +8,7 @@
 
 use phalanx_call::Message;
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
+use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Port, Program, Role, TensorType};
 
 use super::ScriptError;
 use super::links::{Direction, Link, Point};
@@ -66,8 +66,10 @@ fn types<'a>(
         compiled.program(instance.segment, turns[at.turn].part)
     };
     let (giver, reader) = (program(link.from), program(link.to));
-    let made = giver.outputs().iter().find(|p| *p.name == *link.value.port);
-    let read = reader.inputs().iter().find(|p| *p.name == *link.value.port);
+    // Who hands a value on has only read it; who adds to a cotangent only writes it.
+    let named = |port: &&Port| *port.name == *link.value.port;
+    let made = giver.outputs().iter().chain(giver.inputs()).find(named);
+    let read = reader.inputs().iter().chain(reader.outputs()).find(named);
     match (made, read) {
         (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
         _ => Err(ScriptError::Schedule(format!(

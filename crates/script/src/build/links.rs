@@ -1,7 +1,7 @@
 //! What stage groups of a pipeline send each other, and when a sent buffer is free again.
 //!
 //! A boundary value that an instance of another stage group reads is sent there, and its cotangent
-//! comes back. A send ends when its receiver has taken the value, which the sender does not see.
+//! comes back; what several stage groups read goes from one to the next (`flow.rs`). A send ends when its receiver has taken the value, which the sender does not see.
 //! But when the sender receives something that was computed after the value was used, the value
 //! must have arrived: from then on the buffer's memory can be reused. So a stage group waits for
 //! another one only for data, and a schedule without deadlock cannot deadlock for lack of memory.
@@ -10,14 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_call::Value;
-use phalanx_ir::{Model, Role};
+use phalanx_ir::{Model, Port, Role};
 
 use super::crossing::{Crossing, crossings};
+use super::flow::{Flow, Stop};
 use super::wiring::Wiring;
 use crate::error::ScriptError;
-use crate::hash::{QuickMap, QuickSet};
+use crate::hash::QuickSet;
 use crate::library::Library;
-use crate::schedule::{Part, ScheduledRun};
+use crate::schedule::ScheduledRun;
 use crate::stage_group::StageGroup;
 
 /// A turn of a stage group.
@@ -35,18 +36,26 @@ pub(super) enum Direction {
     Backward,
 }
 
-/// A value that one stage group produces and another one reads.
+/// A value that one stage group has and another one reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Link {
     /// The turn after which it is sent.
     pub(super) from: Point,
-    /// The turn before which it is received.
+    /// The turn that needs it.
     pub(super) to: Point,
+    /// The receiver's turn before which it is received: a channel delivers in order, so no later than
+    /// what was sent behind it.
+    pub(super) by: usize,
     pub(super) direction: Direction,
-    /// The value. Its port has the same name where it is produced and where it is read.
+    /// The value, as the receiver holds it. Its port has the same name where it is produced and where it
+    /// is read.
     pub(super) value: Value,
-    /// The sender's turn after which it has surely arrived; none if that is known only at the
-    /// step's end.
+    /// The value, as the sender holds it.
+    pub(super) held: Value,
+    /// The sender's last turn that reads it itself.
+    used: usize,
+    /// The sender's turn after which it has surely arrived, and is no longer read; none if that is known
+    /// only at the step's end.
     pub(super) settled: Option<usize>,
     /// The index of its crossing.
     pub(super) crossing: usize,
@@ -63,6 +72,8 @@ pub(super) struct Links {
     pub(super) crossings: Vec<Crossing>,
     /// For each turn of each stage group: how many turns, one after the other, end with it at least.
     pub(super) levels: Vec<Vec<usize>>,
+    /// Where each instance runs.
+    pub(super) flow: Flow,
 }
 
 impl Links {
@@ -77,41 +88,51 @@ impl Links {
             outgoing: vec![Vec::new(); stage_groups.len()],
             crossings: Vec::new(),
             levels: Vec::new(),
+            flow: Flow::default(),
         };
         if stage_groups.len() < 2 {
             return Ok(links);
         }
-        let mut all = found(model, stage_groups, wiring)?;
-        in_order(model, &all)?;
+        links.flow = Flow::new(model, stage_groups)?;
+        let mut all = found(&links.flow, model, stage_groups, wiring)?;
+        receive_in_order(&mut all);
         links.levels = settle(stage_groups, &mut all)?;
         links.crossings = crossings(model, stage_groups, library, &mut all)?;
         for link in all {
             links.outgoing[link.from.stage_group].push(link.clone());
             links.incoming[link.to.stage_group].push(link);
         }
-        let incoming = |a: &Link, b: &Link| (a.to, &a.value.port).cmp(&(b.to, &b.value.port));
+        let incoming = |a: &Link, b: &Link| (a.by, a.sent()).cmp(&(b.by, b.sent()));
         links.incoming.iter_mut().for_each(|links| links.sort_by(incoming));
-        let outgoing = |a: &Link, b: &Link| (a.from, &a.value.port).cmp(&(b.from, &b.value.port));
+        let outgoing = |a: &Link, b: &Link| a.sent().cmp(&b.sent());
         links.outgoing.iter_mut().for_each(|links| links.sort_by(outgoing));
         Ok(links)
+    }
+}
+
+impl Link {
+    /// The order in which values are sent.
+    fn sent(&self) -> (Point, &str) {
+        (self.from, &self.value.port)
     }
 }
 
 /// What each turn of each stage group receives from others. A value is received once, before the
 /// first turn that reads it.
 fn found(
+    flow: &Flow,
     model: &Model,
     stage_groups: &[StageGroup<'_>],
     wiring: &dyn Fn(usize) -> Arc<Wiring>,
 ) -> Result<Vec<Link>, ScriptError> {
-    let flow = Flow::new(model, stage_groups)?;
     let mut found: Vec<Link> = Vec::new();
     for (stage_group, own) in stage_groups.iter().enumerate() {
         let wiring = wiring(stage_group);
+        let reads = Reads { flow, model, stage_groups, wiring: &wiring };
         let mut known = QuickSet::default();
         for (turn, step) in own.turns.iter().enumerate() {
             let to = Point { stage_group, turn };
-            for link in flow.received(to, *step, &wiring)? {
+            for link in reads.received(to, *step)? {
                 if known.insert(link.value.clone()) {
                     found.push(link);
                 }
@@ -121,125 +142,147 @@ fn found(
     Ok(found)
 }
 
-/// Where each instance's forward and backward of each micro-batch are.
-struct Flow<'a> {
+/// What the turns of a stage group read from others.
+struct Reads<'a> {
+    flow: &'a Flow,
     model: &'a Model,
     stage_groups: &'a [StageGroup<'a>],
-    places: QuickMap<(usize, usize, Direction), Point>,
+    wiring: &'a Wiring,
 }
 
-impl<'a> Flow<'a> {
-    fn new(model: &'a Model, stage_groups: &'a [StageGroup<'a>]) -> Result<Self, ScriptError> {
-        let mut places = QuickMap::default();
-        for (stage_group, own) in stage_groups.iter().enumerate() {
-            for (turn, step) in own.turns.iter().enumerate() {
-                for direction in directions(step.part) {
-                    let key = (step.instance, step.microbatch, *direction);
-                    if places.insert(key, Point { stage_group, turn }).is_some() {
-                        let name = &model.instances()[step.instance].name;
-                        let mb = step.microbatch;
-                        return Err(ScriptError::Schedule(format!(
-                            "`{name}` runs the {direction:?} of micro-batch {mb} twice"
-                        )));
-                    }
-                }
-            }
-        }
-        Ok(Self { model, stage_groups, places })
-    }
-
-    fn place(
-        &self,
-        instance: usize,
-        microbatch: usize,
-        direction: Direction,
-    ) -> Result<Point, ScriptError> {
-        self.places.get(&(instance, microbatch, direction)).copied().ok_or_else(|| {
-            let name = &self.model.instances()[instance].name;
-            ScriptError::Schedule(format!(
-                "no stage group runs `{name}` of micro-batch {microbatch}"
-            ))
-        })
-    }
-
-    /// What a turn reads from other stage groups.
-    fn received(
-        &self,
-        to: Point,
-        turn: ScheduledRun,
-        wiring: &Wiring,
-    ) -> Result<Vec<Link>, ScriptError> {
-        let (model, ScheduledRun { instance, microbatch, .. }) = (self.model, turn);
-        let own = &model.instances()[instance];
-        let program = self.stage_groups[to.stage_group].compiled.program(own.segment, turn.part);
+impl Reads<'_> {
+    fn received(&self, to: Point, turn: ScheduledRun) -> Result<Vec<Link>, ScriptError> {
+        let ScheduledRun { instance, microbatch, part } = turn;
+        let segment = self.model.instances()[instance].segment;
+        let program = self.stage_groups[to.stage_group].compiled.program(segment, part);
         let mut links = Vec::new();
-        let mut link = |from: Point, direction, port: &str, instance| {
-            let value = Value { instance, port: port.into(), microbatch, again: false };
-            if from.stage_group != to.stage_group {
-                links.push(Link { from, to, direction, value, settled: None, crossing: 0 });
-            }
-        };
         for port in program.inputs_with(Role::Boundary) {
-            let Some(source) = wiring.producer(instance, &port.name) else { continue };
-            let from = self.place(source, microbatch, Direction::Forward)?;
-            link(from, Direction::Forward, &port.name, source);
+            let Some(source) = self.wiring.producer(instance, &port.name) else { continue };
+            let stops = self.stops(source, &port.name, microbatch)?;
+            let own = stops.iter().position(|stop| stop.readers.contains(&instance));
+            let Some((own, before)) = own.and_then(|own| Some((own, own.checked_sub(1)?))) else {
+                continue;
+            };
+            let first = if before == 0 { source } else { stops[before].readers[0] };
+            let from = self.place(first, microbatch, Direction::Forward)?;
+            let link = self.link([from, to], Direction::Forward, &port.name, microbatch);
+            links.push(link([&stops[before], &stops[own]]));
         }
         for port in program.inputs_with(Role::Cotangent) {
-            let boundary = port.of.as_deref().expect("a cotangent names its boundary value");
-            let places: Vec<Point> = (wiring.differentiated(instance, boundary).iter())
-                .map(|&user| self.place(user, microbatch, Direction::Backward))
-                .collect::<Result<_, _>>()?;
-            let Some(&last) = places.iter().max() else { continue };
-            if let Some(other) = places.iter().find(|p| p.stage_group != last.stage_group) {
-                return Err(ScriptError::Schedule(format!(
-                    "`{}` of `{}` is read by the stage groups {} and {}; its gradient would have \
-                    to be summed over both: let one stage group read it and pass it on",
-                    boundary, own.name, other.stage_group, last.stage_group
-                )));
+            let stops = self.summed(instance, boundary(port), microbatch)?;
+            // Where the producer's stage group reads the value too, it adds to what came.
+            if let [own, next, ..] = &stops[..]
+                && own.readers.is_empty()
+            {
+                links.push(self.sum([next, own], to, &port.name, microbatch)?);
             }
-            link(last, Direction::Backward, &port.name, instance);
+        }
+        for port in program.outputs_with(Role::Cotangent) {
+            let boundary = boundary(port);
+            let Some(source) = self.wiring.producer(instance, boundary) else { continue };
+            let stops = self.summed(source, boundary, microbatch)?;
+            let own = stops.iter().position(|stop| stop.readers.contains(&instance));
+            if let Some([own, next]) = own.and_then(|own| stops.get(own..own + 2)) {
+                links.push(self.sum([next, own], to, &port.name, microbatch)?);
+            }
         }
         Ok(links)
     }
-}
 
-/// The directions in which a part goes through an instance.
-fn directions(part: Part) -> &'static [Direction] {
-    match part {
-        Part::F => &[Direction::Forward],
-        Part::B | Part::BW => &[Direction::Backward],
-        Part::FBW => &[Direction::Forward, Direction::Backward],
-        // What other stage groups need from a forward comes from its first run.
-        Part::W | Part::R => &[],
+    /// The stops of a value, with all that read it there.
+    fn stops(&self, source: usize, boundary: &str, mb: usize) -> Result<Vec<Stop>, ScriptError> {
+        let stops = self.flow.stops(self.wiring, source, boundary, mb);
+        stops.map_err(|instance| self.nowhere(instance, mb))
     }
-}
 
-/// A channel delivers in order, so values must be produced in the order in which they are needed.
-fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
-    let mut channels: BTreeMap<(usize, usize, Direction), Vec<&Link>> = BTreeMap::new();
-    for link in links {
-        channels
-            .entry((link.from.stage_group, link.to.stage_group, link.direction))
-            .or_default()
-            .push(link);
+    /// The stops of its cotangent, in the order of the value: where it is read by instances that have a share in
+    /// it, and first where the value is produced.
+    fn summed(&self, source: usize, boundary: &str, mb: usize) -> Result<Vec<Stop>, ScriptError> {
+        let mut stops = self.stops(source, boundary, mb)?;
+        let adding = self.wiring.differentiated(source, boundary);
+        for stop in &mut stops {
+            stop.readers.retain(|reader| adding.contains(reader));
+        }
+        let mut index = 0;
+        stops.retain(|stop| {
+            index += 1;
+            index == 1 || !stop.readers.is_empty()
+        });
+        Ok(stops)
     }
-    let needed = |link: &Link| (link.to, link.value.port.clone());
-    for ((from, to, _), mut links) in channels {
-        links.sort_by_key(|link| (link.from, &link.value.port));
-        if let Some(pair) = links.windows(2).find(|pair| needed(pair[0]) > needed(pair[1])) {
-            let name = |link: &Link| {
-                let Value { instance, port, microbatch, .. } = &link.value;
-                format!("{}/{port}@mb{microbatch}", model.instances()[*instance].name)
+
+    /// The sum of a cotangent, from one stop back to the one before.
+    fn sum(
+        &self,
+        stops: [&Stop; 2],
+        to: Point,
+        port: &str,
+        mb: usize,
+    ) -> Result<Link, ScriptError> {
+        let places = stops[0].readers.iter();
+        let places = places.map(|&reader| self.place(reader, mb, Direction::Backward));
+        let places: Vec<Point> = places.collect::<Result<_, _>>()?;
+        let last = places.into_iter().max().expect("a stop of a cotangent has readers");
+        Ok(self.link([last, to], Direction::Backward, port, mb)(stops))
+    }
+
+    fn link(
+        &self,
+        [from, to]: [Point; 2],
+        direction: Direction,
+        port: &str,
+        microbatch: usize,
+    ) -> impl Fn([&Stop; 2]) -> Link {
+        let turns = self.stage_groups[from.stage_group].turns;
+        let port: Arc<str> = port.into();
+        move |[giver, taker]| {
+            let [held, value] = [giver, taker].map(|stop| {
+                let (instance, port) = (stop.holder, port.clone());
+                Value { instance, port, microbatch, again: false }
+            });
+            let reads = |turn: &ScheduledRun| {
+                turn.microbatch == microbatch && giver.readers.contains(&turn.instance)
             };
-            return Err(ScriptError::Schedule(format!(
-                "stage group {from} produces `{}` before `{}`, but stage group {to} needs them in \
-                the opposite order",
-                name(pair[0]),
-                name(pair[1])
-            )));
+            // A cotangent is read by nobody else.
+            let used = match direction {
+                Direction::Forward if !giver.readers.is_empty() => turns.iter().rposition(reads),
+                _ => None,
+            };
+            let (used, by) = (used.unwrap_or(from.turn), to.turn);
+            Link { from, to, by, direction, value, held, used, settled: None, crossing: 0 }
         }
     }
-    Ok(())
+
+    fn place(&self, instance: usize, mb: usize, way: Direction) -> Result<Point, ScriptError> {
+        let place = self.flow.place(instance, mb, way);
+        place.ok_or_else(|| self.nowhere(instance, mb))
+    }
+
+    fn nowhere(&self, instance: usize, microbatch: usize) -> ScriptError {
+        let name = &self.model.instances()[instance].name;
+        ScriptError::Schedule(format!("no stage group runs `{name}` of micro-batch {microbatch}"))
+    }
+}
+
+/// The boundary value that a cotangent belongs to.
+fn boundary(port: &Port) -> &str {
+    port.of.as_deref().expect("a cotangent names its boundary value")
+}
+
+/// A channel delivers in order, so what is sent before something else is received no later.
+fn receive_in_order(links: &mut [Link]) {
+    let mut channels: BTreeMap<(usize, usize, Direction), Vec<&mut Link>> = BTreeMap::new();
+    for link in links {
+        let channel = (link.from.stage_group, link.to.stage_group, link.direction);
+        channels.entry(channel).or_default().push(link);
+    }
+    for links in channels.values_mut() {
+        links.sort_by(|a, b| a.sent().cmp(&b.sent()));
+        links.iter_mut().rev().fold(usize::MAX, |next, link| {
+            link.by = link.by.min(next);
+            link.by
+        });
+    }
 }
 
 /// Finds when each sent value is known to have arrived, with vector clocks: for every turn, how
@@ -296,7 +339,7 @@ fn settle(
         let own = &clocks[link.from.stage_group];
         // Clocks only grow.
         let first = own.partition_point(|clock| !known(clock));
-        link.settled = (first < own.len()).then_some(first);
+        link.settled = (first < own.len()).then_some(first.max(link.used));
     }
     Ok(levels)
 }

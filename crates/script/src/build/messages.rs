@@ -48,7 +48,7 @@ impl<'a> Messenger<'a> {
         turn: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        while let Some(link) = self.incoming.get(self.asked).filter(|l| l.to.turn <= turn + AHEAD) {
+        while let Some(link) = self.incoming.get(self.asked).filter(|l| l.by <= turn + AHEAD) {
             let crossing = &self.world.links.crossings[link.crossing];
             let buffer = receive(self.world, link, self.rank, binder)?;
             if let Some(gather) = &crossing.gather {
@@ -74,7 +74,7 @@ impl<'a> Messenger<'a> {
                 break;
             }
             self.outgoing = rest;
-            let buffer = binder.sent(&link.value)?;
+            let buffer = binder.sent(&link.held)?;
             let crossing = &self.world.links.crossings[link.crossing];
             let messages = crossing.messages(link, self.rank, true);
             let label = format!("send {}", binder.script.names.value(&link.value));

@@ -14,6 +14,8 @@ use crate::schedule::Part;
 pub(crate) struct Wiring {
     /// For each boundary value: the instances whose forward produces it, in order.
     givers: HashMap<Arc<str>, Vec<usize>>,
+    /// For each boundary value: the instances whose forward reads it, in order.
+    readers: HashMap<Arc<str>, Vec<usize>>,
     /// For each boundary value: the instances whose backward produces summands of its cotangent, in
     /// order.
     differentiate: HashMap<Arc<str>, Vec<usize>>,
@@ -23,7 +25,11 @@ impl Wiring {
     pub(crate) fn new(model: &Model, compiled: &Compiled) -> Self {
         let mut wiring = Self::default();
         for (number, instance) in model.instances().iter().enumerate() {
-            for port in compiled.program(instance.segment, Part::F).outputs_with(Role::Boundary) {
+            let forward = compiled.program(instance.segment, Part::F);
+            for port in forward.inputs_with(Role::Boundary) {
+                wiring.readers.entry(port.name.as_str().into()).or_default().push(number);
+            }
+            for port in forward.outputs_with(Role::Boundary) {
                 wiring.givers.entry(port.name.as_str().into()).or_default().push(number);
             }
             for port in compiled.program(instance.segment, Part::BW).outputs_with(Role::Cotangent) {
@@ -41,10 +47,24 @@ impl Wiring {
         earlier.checked_sub(1).map(|last| givers[last])
     }
 
-    /// The instances that produce summands of the cotangent of an instance's boundary value: those
-    /// that read it from this instance, so none after the next instance that produces it.
+    /// The instances that produce summands of the cotangent of an instance's boundary value.
     pub(crate) fn differentiated(&self, instance: usize, boundary: &str) -> &[usize] {
-        let Some(all) = self.differentiate.get(boundary) else { return &[] };
+        self.of(&self.differentiate, instance, boundary)
+    }
+
+    /// The instances that read an instance's boundary value in their forward.
+    pub(crate) fn readers(&self, instance: usize, boundary: &str) -> &[usize] {
+        self.of(&self.readers, instance, boundary)
+    }
+
+    /// Those that read a value from this instance, so none after the next instance that produces it.
+    fn of<'a>(
+        &self,
+        users: &'a HashMap<Arc<str>, Vec<usize>>,
+        instance: usize,
+        boundary: &str,
+    ) -> &'a [usize] {
+        let Some(all) = users.get(boundary) else { return &[] };
         let next = self.givers.get(boundary).and_then(|givers| {
             givers.get(givers.partition_point(|&giver| giver <= instance)).copied()
         });

@@ -286,19 +286,13 @@ fn at(script: &Script, label: &str) -> usize {
 
 #[test]
 fn sent_buffers_are_free_when_their_receiver_has_them() {
-    let (mut refused, mut early, mut late) = (0, 0, 0);
+    let (mut crossed, mut early, mut late) = (0, 0, 0);
     for seed in 0..400 {
         let mut dice = Dice::new(seed);
         let random = Random::new(&mut dice);
         let turns = random.turns(&mut dice);
-        let made = scripts(&turns);
-        if random.crosses(&turns) {
-            let told = made.expect_err(&format!("seed {seed}"));
-            assert!(told.contains("needs them in the opposite order"), "seed {seed}: {told}");
-            refused += 1;
-            continue;
-        }
-        let made = made.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        crossed += usize::from(random.crosses(&turns));
+        let made = scripts(&turns).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         check_together(&made).unwrap();
         let order = Order::of(&made);
         // What travels under a name arrives under it.
@@ -310,7 +304,7 @@ fn sent_buffers_are_free_when_their_receiver_has_them() {
         early += found;
         late += order.received.len() - found;
     }
-    assert!(refused > 20 && early > 500 && late > 500, "{refused}, {early}, {late}");
+    assert!(crossed > 20 && early > 500 && late > 500, "{crossed}, {early}, {late}");
 }
 
 /// A buffer that is used again as soon as it is sent would be overwritten under the receiver's hands.
@@ -360,12 +354,10 @@ fn devices_that_wait_for_each_other_are_refused() {
     assert_eq!(told, "schedule: no stage group runs `layers.4` of micro-batch 1");
     let told = scripts(&[[&first[..], &first[..4]].concat(), second.clone()]).unwrap_err();
     assert_eq!(told, "schedule: `layers.0` runs the Forward of micro-batch 0 twice");
-    // Gradients come back in another order than they are wanted in.
+    // Gradients come back in another order than they are wanted in: the first is taken early.
     let second = list(&[(F, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 1), (BW, 4..8, 0)]);
     let first = list(&[(F, 0..4, 0), (F, 0..4, 1), (BW, 0..4, 0), (BW, 0..4, 1)]);
-    let told = scripts(&[first, second]).unwrap_err();
-    assert!(told.contains("stage group 1 produces `layers.3/"), "{told}");
-    assert!(told.ends_with("but stage group 0 needs them in the opposite order"), "{told}");
+    check_together(&scripts(&[first, second]).unwrap()).unwrap();
 }
 
 /// Whatever the order, a head that turns around at once does everything once, and nothing else moves.

@@ -194,7 +194,10 @@ impl Columns {
         let factor = rule.inputs[operand][dim].iter().find(|&&f| rule.factors[f].size > 1);
         let Some(factor) = factor else { return };
         let kept = rule.outputs[0].iter().position(|d| d.contains(factor));
-        if let (Some(dim), false) = (kept, matches!(instr.op, Op::Matmul(_))) {
+        // A product with a weight ends what a weight began; heads go through one of two activations.
+        let weight = |v: &ValueId| program.inputs_with(Role::Param).any(|p| p.value == *v);
+        let ends = matches!(instr.op, Op::Matmul(_)) && instr.inputs.iter().any(weight);
+        if let (Some(dim), false) = (kept, ends) {
             self.sharded.insert(instr.outputs[0], dim);
         }
     }

@@ -132,15 +132,24 @@ fn configuration(systems: &[System]) -> Result<Loaded> {
     if has(S::Full) {
         sets.push("train.recompute=full");
     }
-    // A pipeline has two micro-batches anyhow, and then twice as many.
+    // A pipeline has two micro-batches anyhow, and then twice as many; one that parks some has twice as many again.
     match (has(S::Microbatches), pipeline(systems).is_some()) {
+        (true, true) if has(S::BPipe) => {
+            sets.extend(["train.microbatches=8", "train.batch_size=32"])
+        }
         (false, false) => {}
-        (true, true) => sets.extend(["train.microbatches=4", "train.batch_size=16"]),
+        (more, true) if more || has(S::BPipe) => {
+            sets.extend(["train.microbatches=4", "train.batch_size=16"]);
+        }
         _ => sets.push("train.microbatches=2"),
     }
     if SHAPES.iter().any(|(shape, _)| has(*shape)) {
         // Every rank of a square or cube gets samples of each micro-batch.
-        sets.push(if has(S::Microbatches) { "train.batch_size=64" } else { "train.batch_size=32" });
+        sets.push(match (has(S::Microbatches), has(S::BPipe)) {
+            (true, true) => "train.batch_size=128",
+            (false, false) => "train.batch_size=32",
+            _ => "train.batch_size=64",
+        });
     }
     if pipeline(systems).is_some() {
         sets.push("model.layers=4");
@@ -188,7 +197,8 @@ fn layout(systems: &[System]) -> Parallel {
     // parallelism.
     let crowded = context && (tensor || both);
     let mut axes = Vec::new();
-    axes.extend(pipeline(systems).map(|_| "pp=2"));
+    // From four stages on there is something to park.
+    axes.extend(pipeline(systems).map(|_| if has(S::BPipe) { "pp=4" } else { "pp=2" }));
     let shares = systems.iter().any(|s| s.shares());
     if shares || has(S::Experts) {
         // Where ranks are few, no two of them have the same experts.

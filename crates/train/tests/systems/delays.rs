@@ -19,7 +19,7 @@ use phalanx_session::network::Network;
 use phalanx_session::{Lowered, Planner, RankWorker, StatePiece, StepData};
 use phalanx_testing::{Remote, Wrapped};
 
-use crate::support::{gpt, llama, models, settings};
+use crate::support::{gpt, llama, models, settings, t5};
 use crate::unsteady::{Habit, Issued, Unsteady};
 
 /// Steps of each pipeline; a longer run is asked for by the environment.
@@ -109,15 +109,17 @@ struct Pipe {
     again: bool,
     /// Whether the first and the last stage share a weight.
     tied: bool,
+    /// Whether it has a decoder, all of whose blocks read what its encoder found.
+    decodes: bool,
 }
 
 impl Pipe {
     fn new(schedule: NamedSchedule, pp: usize, m: usize) -> Self {
-        Self { schedule, pp, m, layout: &[], again: false, tied: false }
+        Self { schedule, pp, m, layout: &[], again: false, tied: false, decodes: false }
     }
 
     fn loaded(&self) -> Loaded {
-        let Pipe { schedule, pp, m, layout, again, tied } = *self;
+        let Pipe { schedule, pp, m, layout, again, tied, decodes } = *self;
         let sets = [
             format!("model.layers={}", pp * schedule.usual_chunks()),
             format!("parallel.pp={pp}"),
@@ -130,7 +132,11 @@ impl Pipe {
             format!("train.recompute={}", if again { "stage" } else { "none" }),
         ];
         let sets: Vec<&str> = sets.iter().map(String::as_str).chain(layout.to_vec()).collect();
-        if tied { gpt(&sets) } else { llama(&sets) }
+        match (decodes, tied) {
+            (true, _) => t5(&sets),
+            (_, true) => gpt(&sets),
+            _ => llama(&sets),
+        }
     }
 }
 
@@ -156,6 +162,8 @@ fn pipes() -> Vec<Pipe> {
         }
         if schedule != NamedSchedule::Naive {
             let tied = number % 2 == 1 && schedule != NamedSchedule::PipeDream;
+            let decodes = number % 3 == 0 && schedule != NamedSchedule::PipeDream;
+            all.extend(decodes.then(|| Pipe { decodes, ..Pipe::new(schedule, odd.0, odd.1) }));
             let layout = AGAIN[number % 3];
             all.push(Pipe { again: true, ..Pipe::new(schedule, odd.0, odd.1) });
             all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });

@@ -11,6 +11,7 @@ mod context;
 mod data_parallel;
 mod ddp;
 mod delays;
+mod encoder_decoder;
 mod experts;
 mod foreign;
 mod fsdp;

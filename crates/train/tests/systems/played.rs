@@ -1,8 +1,13 @@
 //! Scripts that are played with given durations, against the simulator of schedules and closed forms.
 
+use std::time::Duration;
+
+use phalanx_inspect::trace::Replay;
+use phalanx_ir::random::Stream;
 use phalanx_pipeline::{NamedSchedule, Times, TurnCosts, simulate};
+use phalanx_runtime::TimedAction;
 use phalanx_script::{Action, Class, Kind, Lane, Part, ScriptKey};
-use phalanx_session::{Planner, RankScript, Timetable};
+use phalanx_session::{Planner, RankScript, Timetable, Trace, Traced};
 use phalanx_sim::{Durations, IssueRule, Playback, play};
 
 use crate::support::{Laid, laid, llama};
@@ -109,4 +114,77 @@ fn gathers_sums_and_updates_take_their_time() {
     let gathers = scripts[0].planned.script.actions.iter();
     let gathers = gathers.filter(|action| action.lane == Lane::Gather).count();
     assert!(slow >= 100.0 * gathers as f64, "{gathers} gathers, {slow}");
+}
+
+/// What was played, as if it had been measured: milliseconds.
+fn as_trace(laid: &Laid, scripts: Vec<RankScript>, played: &Playback) -> Trace {
+    let mut ranks = vec![Vec::new(); laid.lowered.ranks()];
+    for (own, times) in scripts.iter().zip(&played.classes) {
+        let script = &own.planned.script;
+        let called = script.actions.iter().zip(times).enumerate();
+        let called = called.filter(|(_, (action, _))| action.ends().is_none());
+        ranks[script.rank] = called
+            .map(|(number, (action, times))| {
+                let [issued, started, ended] = [times.issued, times.started, times.ended]
+                    .map(|ms| Duration::from_secs_f64(ms / 1e3));
+                let lane = action.lane;
+                Traced {
+                    label: action.label.clone(),
+                    turn: None,
+                    peers: Vec::new(),
+                    value: None,
+                    bytes: 0,
+                    times: TimedAction { action: number, lane, issued, started, ended },
+                    kernels: Vec::new(),
+                }
+            })
+            .collect();
+    }
+    Trace { step: 1, timetable: Timetable::new(&laid.lowered).unwrap(), ranks, scripts }
+}
+
+/// Whatever actions take, a replay finds their durations from when they began and ended, without what they waited,
+/// and with these the step takes as long again.
+#[test]
+fn a_replay_gives_the_step_of_any_durations() {
+    let layouts: [&[&str]; 4] = [
+        &[],
+        &["parallel.tp=2"],
+        &["parallel.dp=2", "parallel.zero=3"],
+        &["parallel.dp=2", "parallel.tp=2", "parallel.zero=2", "train.recompute=full"],
+    ];
+    for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
+        // Two of the layouts for each schedule, in turns.
+        for layout in [layouts[number % 4], layouts[(number + 1) % 4]] {
+            let (name, what) =
+                (format!("parallel.schedule={schedule}"), format!("{schedule}, {layout:?}"));
+            let own = ["model.layers=4", "parallel.pp=2", "train.microbatches=4", &name];
+            let laid = laid(&llama(&[&own, layout].concat()), None);
+            let scripts = classes(&laid);
+            let own: Vec<Class<'_>> = scripts.iter().map(RankScript::class).collect();
+            let drawn = |class: usize, action: &Action| {
+                let drawn = Stream::named(class as u64, &action.label).below(number as u64, 900);
+                // Nothing is called when memory is free again.
+                if action.ends().is_some() { 0.0 } else { 1.0 + drawn as f64 / 100.0 }
+            };
+            let given = Durations::given(&own, drawn);
+            let played = play(&own, &given, IssueRule::OneThread).unwrap();
+            let replay = Replay::new(&as_trace(&laid, scripts.clone(), &played)).unwrap();
+            assert!(replay.error().abs() < 1e-6, "{what}: {} of {}", replay.error(), replay.step);
+            let mut busy = 0.0;
+            for (at, (class, found)) in own.iter().zip(&replay.durations.actions).enumerate() {
+                for (number, action) in class.script.actions.iter().enumerate() {
+                    if action.lane != Lane::Compute || action.ends().is_some() {
+                        continue;
+                    }
+                    let (found, given) = (found[number].work, given.actions[at][number].work);
+                    assert!((found - given).abs() < 1e-3, "{what}: {}: {found}", action.label);
+                    busy += found;
+                }
+            }
+            // What ranks wait for each other is in no duration.
+            let waits = busy / own.len() as f64 / replay.step;
+            assert!(waits < 0.95 || schedule != NamedSchedule::Naive, "{what}: {waits}");
+        }
+    }
 }

@@ -32,6 +32,10 @@ const GPT: [&str; 6] = [
     "model.ffn=64",
 ];
 
+/// Two blocks of an encoder and two of a decoder that reads it.
+const T5: [&str; 5] =
+    ["model.kind=t5", "model.layers=2", "model.width=16", "model.heads=4", "model.ffn=26"];
+
 /// In f64, so that what agrees agrees to ten digits.
 const BOTH: [&str; 8] = [
     "model.vocab=29",
@@ -50,6 +54,11 @@ pub(crate) fn llama(sets: &[&str]) -> Loaded {
 
 pub(crate) fn gpt(sets: &[&str]) -> Loaded {
     load(&GPT, sets)
+}
+
+pub(crate) fn t5(sets: &[&str]) -> Loaded {
+    // The preset has fewer key heads than heads.
+    load(&[&T5[..], &["model.kv_heads=4"]].concat(), sets)
 }
 
 /// The same; a refusal is an answer.

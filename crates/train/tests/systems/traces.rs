@@ -1,13 +1,12 @@
 //! Measured steps: everything happens in the script's order, and drawings show it when it happened.
 
 use phalanx_config::Loaded;
-use phalanx_inspect::trace::{HiddenTransfers, Replay, Timelines, chrome, picture};
+use phalanx_inspect::trace::{HiddenTransfers, Timelines, chrome, picture};
 use phalanx_pipeline::{NamedSchedule, Schedule, Timeline};
-use phalanx_script::{Action, HappensBefore, Lane, Part};
+use phalanx_script::{HappensBefore, Lane, Part};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
 use phalanx_session::{Session, Trace, Traced};
-use phalanx_sim::{ActionDuration, holds_thread};
 
 use crate::support::{laid, llama, models, settings};
 
@@ -59,7 +58,6 @@ fn measured_actions_are_in_the_order_of_the_script() {
                 assert!(busy(Lane::Gather) || !layout.contains(&"parallel.zero=3"), "{what}");
             }
             messages_arrive_after_they_were_sent(&trace);
-            replays(&loaded, trace, &format!("{schedule}, {more:?}"));
         }
     }
 }
@@ -84,37 +82,6 @@ fn in_order(found: &[Traced], script: &phalanx_script::Script, what: &str) {
         for a in found.iter().filter(|a| order.before(a.times.action, b.times.action)) {
             assert!(a.times.ended <= b.times.started, "{what}: {a:?} goes on when {b:?} starts");
         }
-    }
-}
-
-/// The durations of a step's actions give the step's time again: all waiting follows from the scripts. A rank that
-/// lost its core between two readings of the clock is measured again.
-fn replays(loaded: &Loaded, trace: Trace, what: &str) {
-    let mut replay = Replay::new(&trace).unwrap();
-    for _ in 0..3 {
-        if replay.error().abs() <= 0.03 {
-            return;
-        }
-        replay = Replay::new(&traced(loaded)).unwrap();
-    }
-    let (step, played) = (replay.step, replay.replayed.makespan);
-    assert!(replay.error().abs() <= 0.03, "{what}: {step} ms were replayed as {played} ms");
-}
-
-/// Of one micro-batch after the other, each of two stages waits about as long as it works. That is not in the durations,
-/// and yet the step is replayed: the waiting was found from the scripts.
-#[test]
-fn waiting_is_not_a_duration() {
-    let trace = traced(&pipeline(NamedSchedule::Naive, &[]));
-    let Replay { step, durations, replayed, .. } = Replay::new(&trace).unwrap();
-    for (class, own) in trace.classes().iter().zip(&durations.actions) {
-        let holds =
-            |(action, own): (&Action, &ActionDuration)| match holds_thread(class.script, action) {
-                true => own.work + own.issue,
-                false => own.issue,
-            };
-        let busy: f64 = class.script.actions.iter().zip(own).map(holds).sum();
-        assert!(busy < 0.8 * replayed.makespan, "busy for {busy} of {step} ms");
     }
 }
 

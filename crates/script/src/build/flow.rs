@@ -1,0 +1,119 @@
+//! The way of a boundary value through the stage groups that read it.
+//!
+//! A value goes from the instance that produces it to its readers in the order of the model, and from one
+//! stage group to the next where these change: the cross-attention of a decoder reads the encoder's result
+//! on every stage, a skip connection is read far behind. Its cotangent comes back the same way, and each
+//! stage group adds the shares of its own readers, the last first. So a sum of cotangents has the order
+//! that it has on one rank, in every schedule.
+
+use phalanx_ir::Model;
+
+use super::links::{Direction, Point};
+use super::wiring::Wiring;
+use crate::error::ScriptError;
+use crate::hash::QuickMap;
+use crate::schedule::Part;
+use crate::stage_group::StageGroup;
+
+/// Where each instance's forward and backward of each micro-batch are; empty if there is one stage group.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    places: QuickMap<(usize, usize, Direction), Point>,
+}
+
+/// Readers of a value, one after the other in the model, on the same stage group.
+#[derive(PartialEq, Debug)]
+pub(super) struct Stop {
+    stage_group: usize,
+    /// The instance under whose name the stage group holds the value: its producer, or the first reader if the
+    /// stage group had the value before.
+    pub(super) holder: usize,
+    pub(super) readers: Vec<usize>,
+}
+
+impl Flow {
+    pub(super) fn new(model: &Model, stage_groups: &[StageGroup<'_>]) -> Result<Self, ScriptError> {
+        let mut places = QuickMap::default();
+        for (stage_group, own) in stage_groups.iter().enumerate() {
+            for (turn, step) in own.turns.iter().enumerate() {
+                for direction in directions(step.part) {
+                    let key = (step.instance, step.microbatch, *direction);
+                    if places.insert(key, Point { stage_group, turn }).is_some() {
+                        let name = &model.instances()[step.instance].name;
+                        let mb = step.microbatch;
+                        return Err(ScriptError::Schedule(format!(
+                            "`{name}` runs the {direction:?} of micro-batch {mb} twice"
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(Self { places })
+    }
+
+    pub(super) fn place(
+        &self,
+        instance: usize,
+        microbatch: usize,
+        direction: Direction,
+    ) -> Option<Point> {
+        self.places.get(&(instance, microbatch, direction)).copied()
+    }
+
+    /// Where a value goes. The first stop is where it is produced, with or without readers. If an instance runs
+    /// nowhere, that instance.
+    pub(super) fn stops(
+        &self,
+        wiring: &Wiring,
+        source: usize,
+        boundary: &str,
+        microbatch: usize,
+    ) -> Result<Vec<Stop>, usize> {
+        let group = |instance: usize| {
+            let place = self.place(instance, microbatch, Direction::Forward).ok_or(instance)?;
+            Ok::<_, usize>(place.stage_group)
+        };
+        let mut stops =
+            vec![Stop { stage_group: group(source)?, holder: source, readers: Vec::new() }];
+        for &reader in wiring.readers(source, boundary) {
+            let stage_group = group(reader)?;
+            match stops.last_mut() {
+                Some(last) if last.stage_group == stage_group => last.readers.push(reader),
+                _ => {
+                    let known = stops.iter().any(|stop| stop.stage_group == stage_group);
+                    let holder = if known { reader } else { source };
+                    stops.push(Stop { stage_group, holder, readers: vec![reader] });
+                }
+            }
+        }
+        Ok(stops)
+    }
+
+    /// The instance under whose name a reader's stage group holds a value.
+    pub(super) fn holder(
+        &self,
+        wiring: &Wiring,
+        [source, reader]: [usize; 2],
+        boundary: &str,
+        microbatch: usize,
+    ) -> usize {
+        if self.places.is_empty() || wiring.readers(source, boundary).len() < 2 {
+            return source;
+        }
+        let stops = self.stops(wiring, source, boundary, microbatch);
+        let own = |stop: &Stop| stop.readers.contains(&reader).then_some(stop.holder);
+        // What runs nowhere was refused when the links were found.
+        stops.into_iter().flatten().find_map(|stop| own(&stop)).unwrap_or(source)
+    }
+}
+
+/// The directions in which a part goes through an instance.
+fn directions(part: Part) -> &'static [Direction] {
+    match part {
+        Part::F => &[Direction::Forward],
+        Part::B | Part::BW => &[Direction::Backward],
+        Part::FBW => &[Direction::Forward, Direction::Backward],
+        // What other stage groups need from a forward comes from its first run.
+        Part::W | Part::R => &[],
+    }
+}
