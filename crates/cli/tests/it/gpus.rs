@@ -20,6 +20,38 @@ fn stand_in(dir: &Path, test: &str) -> Option<PathBuf> {
     Some(folder)
 }
 
+/// The encoder's result and its cotangent go from one stage to the next, between ranks on one GPU.
+#[test]
+fn an_encoder_and_a_decoder_run_on_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(all) = stand_in(dir, "an_encoder_and_a_decoder_run_on_kernels") else { return };
+    let sets = [
+        "run.device=cuda",
+        "model.kind=t5",
+        "model.layers=1",
+        "model.width=16",
+        "model.heads=4",
+        "model.kv_heads=4",
+        "model.ffn=24",
+        "model.vocab=29",
+        "train.seq_len=8",
+        "train.batch_size=4",
+        "train.microbatches=2",
+        "parallel.pp=2",
+    ];
+    let output = Command::new(env!("CARGO_BIN_EXE_phalanx"))
+        .current_dir(dir)
+        .args(["verify", "--preset", "tiny", "--steps", "1", "--json"])
+        .args(sets.iter().flat_map(|set| ["--set", set]))
+        .env("LD_LIBRARY_PATH", all)
+        .env("PHALANX_CACHE", dir.join("cache"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("{\"ok\":true"), "{text}");
+}
+
 /// Trains a small model for two steps on the GPU that these libraries show.
 fn train(dir: &Path, libraries: &Path, more: &[(&str, &str)]) -> Done {
     let output = Command::new(env!("CARGO_BIN_EXE_phalanx"))

@@ -26,8 +26,8 @@ impl MicroKernel {
         let per_word = if self.word == PanelWord::Pair { 2 } else { 1 };
         let work = 2 * self.rows * self.columns * words * per_word;
         let mut best = 0_f64;
-        // SAFETY: the operands have as many rows, columns and words as the call says, and whoever made the
-        // kernel has seen that the processor has its unit.
+        // SAFETY: the operands have as many rows, columns and words as the call says; the caller, who made
+        // the kernel, has seen that the processor has its unit.
         unsafe {
             self.enter();
             for _ in 0..8 {
