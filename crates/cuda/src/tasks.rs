@@ -10,6 +10,7 @@ mod elementwise;
 #[cfg(test)]
 mod every;
 mod factors;
+mod grouped;
 mod halo;
 mod key_product;
 mod loss;
@@ -247,10 +248,12 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::TopK(_)
         | Op::TopKGrad(_)
         | Op::Assign(_)
+        | Op::Queue(_)
         | Op::Histogram(_)
         | Op::Dispatch(_)
         | Op::Combine(_)
         | Op::GateGrad(_) => routing::compile(op),
+        Op::GroupedMatmul(_) | Op::GroupedMatmulGrad(_) => grouped::compile(op),
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Attend(_) | Op::AttendGrad(_) => {
             attention::compile(op)
         }

@@ -7,9 +7,11 @@
 //! and gates are computed in the accumulator type, also where everything else has 16 bits.
 //!
 //! Costs: products of `experts · capacity` rows for each group, which is `top_k · capacity factor` per
-//! token; without dropping, a place for every token at every expert.
+//! token. Without dropping (MegaBlocks: Gale et al., 2022) rows are packed by expert: products of `top_k`
+//! rows per token, whatever is chosen. Where experts are divided among ranks, each has room for the worst
+//! choices, and multiplies the rows that there are.
 
-use phalanx_ir::ops::{CompareKind, Matmul};
+use phalanx_ir::ops::{CompareKind, Matmul, Queue};
 use phalanx_ir::{Builder, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
@@ -25,6 +27,8 @@ pub struct Experts {
     pub router: Router,
     /// Places of each expert, as a multiple of its even share; `None`: nobody is dropped.
     pub capacity: Option<f64>,
+    /// Among how many ranks experts are divided, where nobody is dropped: rows are packed for each of them.
+    pub parts: usize,
     /// Tokens that share places; `None`: a sequence.
     pub group: Option<usize>,
     /// Inner width of an expert.
@@ -119,7 +123,8 @@ impl Experts {
             }
         };
         let stands = self.stands(b, gates, purpose);
-        let slot = index.assign(count, capacity, stands);
+        let packed = self.is_packed(purpose);
+        let slot = (!packed).then(|| index.assign(count, capacity, stands));
         if purpose == Purpose::Train {
             let chosen = match stands {
                 None => index.histogram(count, 1, chances.dtype()),
@@ -131,16 +136,34 @@ impl Experts {
             self.balance(b, chances, index, places);
             self.restrain(b, logits, seq);
             b.probe(port::CHOSEN, chosen);
-            if self.capacity.is_some() {
+            if let (Some(slot), true) = (slot, self.capacity.is_some()) {
                 b.probe(port::PLACED, slot.histogram(count, capacity, chances.dtype()));
             }
         }
-        let rows = x.dispatch(slot, count, capacity);
-        let gate = rows.einsum(b.param("experts.gate", [count, width, ffn]), "ebncd,edf->ebncf");
-        let up = rows.einsum(b.param("experts.up", [count, width, ffn]), "ebncd,edf->ebncf");
+        let gate = b.param("experts.gate", [count, width, ffn]);
+        let up = b.param("experts.up", [count, width, ffn]);
         let down = b.param("experts.down", [count, ffn, width]);
-        let rows = (gate.silu() * up).einsum(down, "ebncf,efd->ebncd");
-        rows.combine(slot, gates).reshape([batch, seq, width])
+        let rows = match slot {
+            Some(slot) => {
+                let rows = x.dispatch(slot, count, capacity);
+                let product = |w| rows.einsum(w, "ebncd,edf->ebncf");
+                let inner = product(gate).silu() * product(up);
+                inner.einsum(down, "ebncf,efd->ebncd").combine(slot, gates)
+            }
+            None => {
+                let of = Queue { experts: count, parts: self.parts };
+                let (rows, slot, counts) = x.queue(index, of, stands);
+                let product = |w| rows.grouped_matmul(w, counts);
+                let inner = product(gate).silu() * product(up);
+                inner.grouped_matmul(down, counts).combine(slot, gates)
+            }
+        };
+        rows.reshape([batch, seq, width])
+    }
+
+    /// Whether rows are packed by expert: where nobody is dropped.
+    fn is_packed(&self, purpose: Purpose) -> bool {
+        self.capacity.is_none() || purpose == Purpose::Predict
     }
 
     /// The inner width of the experts that every token takes, if there are some.
@@ -257,11 +280,13 @@ impl Experts {
         let (experts, ffn) = (("experts", count), ("expert_ffn", self.ffn));
         let group = self.group.unwrap_or(seq);
         check.sizes(&[experts, ffn, ("top_k", k), ("moe_every", self.every), ("group", group)])?;
+        check.sizes(&[("parts", self.parts)])?;
         check.that(k <= count, || {
             format!(
                 "top_k = {k} of experts = {count}: a token takes an expert once; at most {count}"
             )
         })?;
+        check.divides(("parts", self.parts), experts)?;
         check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
         if let Some(factor) = self.capacity {
             check.positive("capacity", factor)?;
@@ -298,6 +323,7 @@ mod tests {
             count: 2,
             router: Router::GShard,
             capacity: None,
+            parts: 1,
             group: None,
             ffn: 1,
             every: 1,

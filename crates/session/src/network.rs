@@ -202,7 +202,7 @@ pub fn describe_step(config: &Config) -> String {
 
 /// The network of a specification, with the settings that a specification does not have.
 pub fn architecture(
-    Config { model: config, precision, .. }: &Config,
+    Config { model: config, precision, parallel, .. }: &Config,
     spec: ModelSpec,
 ) -> Box<dyn Architecture> {
     let (attention, init_std) = (config.attention, config.init_std.get());
@@ -211,7 +211,7 @@ pub fn architecture(
     match spec {
         ModelSpec::Llama(spec) => Box::new(llama(spec, None)),
         ModelSpec::Mixtral(spec) => {
-            let experts = experts::of(config, &spec);
+            let experts = experts::of(config, parallel, &spec);
             Box::new(llama(spec.base, Some(experts)))
         }
         ModelSpec::Gpt(spec) => {

@@ -161,6 +161,7 @@ pub fn every() -> Vec<OpInstance> {
     cases.losses();
     cases.positions();
     cases.routing();
+    cases.grouped();
     cases.updates();
     let found: BTreeSet<&str> = cases.0.iter().map(|case| case.op.variant()).collect();
     let all = Op::VARIANTS.iter().copied().filter(|&variant| variant != "Collective");

@@ -34,6 +34,7 @@ fn with_type(op: &Op, dtype: DType) -> Op {
         Op::Conv2dWeightGrad(c) => c.out = dtype,
         Op::LinearCrossEntropy(l) => l.out = dtype,
         Op::Histogram(h) => h.out = dtype,
+        Op::GroupedMatmulGrad(g) => g.out = dtype,
         Op::AdamW(a) if dtype.size() == 2 => narrow(&mut a.narrow, dtype),
         Op::Sgd(s) if dtype.size() == 2 => narrow(&mut s.narrow, dtype),
         Op::Lion(l) if dtype.size() == 2 => narrow(&mut l.narrow, dtype),

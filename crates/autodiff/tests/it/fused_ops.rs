@@ -1,6 +1,6 @@
 //! Gradients of the ops that fuse several steps: norms, rotary, attention, softmax, losses.
 
-use phalanx_ir::ops::{Attention, AttentionKind, RopeScaling, Rotary};
+use phalanx_ir::ops::{Attention, AttentionKind, Queue, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
 use phalanx_reference::RefTensor;
 use phalanx_testing::ids;
@@ -128,5 +128,17 @@ fn choices_and_rows_of_experts() {
         .run(|_, v| {
             let slot = v[2].assign(3, 2, None);
             v[0].dispatch(slot, 3, 2).silu().combine(slot, v[1])
+        }); // Both parts of the experts; the second group's first expert has no row.
+    Check::new("packed rows of experts")
+        .param("x", &[2, 3, 4])
+        .param("gates", &[2, 3, 2])
+        .param("up", &[4, 4, 3])
+        .param("down", &[4, 3, 4])
+        .data("index", ids(&[2, 3, 2], &[0, 1, 0, 3, 3, 2, 1, 2, 2, 1, 2, 3]))
+        .run(|_, v| {
+            let of = Queue { experts: 4, parts: 2 };
+            let (rows, slot, counts) = v[0].queue(v[4], of, None);
+            let inner = rows.grouped_matmul(v[2], counts).silu();
+            inner.grouped_matmul(v[3], counts).combine(slot, v[1])
         });
 }

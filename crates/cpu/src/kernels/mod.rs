@@ -9,6 +9,7 @@ pub mod embedding;
 mod erf;
 pub mod factors;
 pub mod gemm;
+pub mod grouped;
 pub mod halves;
 mod inlined;
 mod lanes;

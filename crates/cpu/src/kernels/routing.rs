@@ -119,6 +119,42 @@ pub fn assign(
     }
 }
 
+/// The slot of each choice of a group's tokens, packed by the experts of each part. `counts` has room for
+/// a number per expert, how many rows it has, and `next` as well. `stands` is empty if all choices stand.
+pub fn queue(
+    index: &[i32],
+    stands: &[u8],
+    choices: Choices,
+    [of_part, room]: [usize; 2],
+    [counts, next]: [&mut [i32]; 2],
+    slots: &mut [i32],
+) {
+    let (experts, k) = (counts.len(), choices.k[0]);
+    slots.fill((experts / of_part * room) as i32);
+    counts.fill(0);
+    let expert = |at: usize| {
+        let expert = usize::try_from(index[at]).unwrap_or(experts);
+        let stands = stands.get(at).is_none_or(|&stands| stands != 0);
+        (expert < experts && stands && choices.holds(at)).then_some(expert)
+    };
+    (0..index.len()).filter_map(expert).for_each(|expert| counts[expert] += 1);
+    for (part, next) in next.chunks_exact_mut(of_part).enumerate() {
+        let mut first = (part * room) as i32;
+        for (next, count) in next.iter_mut().zip(&counts[part * of_part..]) {
+            (*next, first) = (first, first + count);
+        }
+    }
+    for choice in 0..choices.k[1] {
+        for token in 0..choices.tokens[1] {
+            let at = token * k + choice;
+            if let Some(expert) = expert(at) {
+                slots[at] = next[expert];
+                next[expert] += 1;
+            }
+        }
+    }
+}
+
 /// How often each of the numbers from `first` on comes in each group, after division by `per`;
 /// `width` of them, of which those below `size` are counted.
 pub fn histogram<T: CpuElement>(

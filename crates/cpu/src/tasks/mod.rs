@@ -15,6 +15,7 @@ mod embedding_grad;
 mod extent;
 mod factors;
 mod fused;
+mod grouped;
 mod halo;
 mod key_product;
 mod loss;
@@ -180,8 +181,12 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
-        Op::TopK(_) | Op::TopKGrad(_) | Op::Assign(_) | Op::Histogram(_) => routing::compile(op),
+        Op::TopK(_) | Op::TopKGrad(_) | Op::Assign(_) | Op::Queue(_) | Op::Histogram(_) => {
+            routing::compile(op)
+        }
         Op::Dispatch(_) | Op::Combine(_) | Op::GateGrad(_) => dispatch::compile(op),
+        Op::GroupedMatmul(of) => grouped::product(op, *of),
+        Op::GroupedMatmulGrad(_) => grouped::gradient(op),
         Op::AdamW(adamw) => update::compile(op, Rule::AdamW(*adamw)),
         Op::Sgd(sgd) => update::compile(op, Rule::Sgd(*sgd)),
         Op::Lion(lion) => update::compile(op, Rule::Lion(*lion)),

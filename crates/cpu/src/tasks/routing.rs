@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
-use phalanx_ir::ops::{Assign, Histogram};
+use phalanx_ir::ops::{Assign, Histogram, Queue};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::CpuElement;
@@ -25,6 +25,15 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             let stands = (op.instr.inputs.len() > 1).then(|| op.input(1));
             let (index, slots) = (op.input(0), op.output(0));
             task(Places { of: *of, choices: choices(&index), index, stands, slots })
+        }
+        Op::Queue(of) => {
+            let stands = (op.instr.inputs.len() > 1).then(|| op.input(1));
+            let (index, slots, counts) = (op.input(0), op.output(0), op.output(1));
+            let part = op.part(op.instr.outputs[1], 0);
+            let first = part.start();
+            let first = first.ok_or_else(|| op.unsupported("parts are not sharded in blocks"))?;
+            let choices = choices(&index);
+            task(Queues { of: *of, choices, first, index, stands, slots, counts })
         }
         Op::Histogram(of) => {
             let (numbers, out, value) = (op.input(0), op.output(0), op.instr.outputs[0]);
@@ -161,6 +170,81 @@ impl Task for Places {
 
     fn scratch(&self, _workers: usize) -> usize {
         self.of.experts * size_of::<i32>()
+    }
+}
+
+/// A slot for each (token, choice) in packed rows, and how many rows each expert has.
+struct Queues {
+    of: Queue,
+    choices: Choices,
+    /// The first part that is counted here.
+    first: usize,
+    index: Var,
+    stands: Option<Var>,
+    slots: Var,
+    counts: Var,
+}
+
+impl Queues {
+    /// The counts of some groups, for each part that is here.
+    fn counted(&self, groups: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let (each, parts) = (self.counts.width(), self.counts.shape[0]);
+        let of_part = self.counts.rows() / parts.max(1);
+        let groups = groups.clone();
+        (0..parts).map(move |part| {
+            let first = part * of_part;
+            (first + groups.start) * each..(first + groups.end) * each
+        })
+    }
+}
+
+impl Task for Queues {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let (groups, own) = own_groups(&self.index, self.choices, share);
+        let stands = self.stands.iter().map(|stands| stands.reads(own.clone()));
+        let slots = [self.index.reads(own.clone()), self.slots.writes(own.clone())];
+        let counts = self.counted(&groups).map(|range| self.counts.writes(range));
+        stands.chain(slots).chain(counts).collect()
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let (groups, _) = own_groups(&self.index, self.choices, cx.share);
+        let (size, experts) = (self.choices.group(), self.of.experts);
+        let of_part = experts / self.of.parts;
+        let room = self.of.room(self.choices.tokens[1], self.choices.k[1]);
+        // SAFETY: the scratch memory is used once.
+        let (counts, next) = unsafe { cx.scratch::<i32>(2 * experts) }.split_at_mut(experts);
+        for group in groups {
+            let own = group * size..(group + 1) * size;
+            // SAFETY: the task declared these accesses.
+            let (index, slots) = unsafe {
+                (
+                    cx.get::<i32>(&self.index, own.clone()),
+                    cx.get_mut::<i32>(&self.slots, own.clone()),
+                )
+            };
+            let stands: &[u8] = match &self.stands {
+                // SAFETY: as above.
+                Some(stands) => unsafe { cx.get(stands, own) },
+                None => &[],
+            };
+            let both = [&mut *counts, &mut *next];
+            routing::queue(index, stands, self.choices, [of_part, room], both, slots);
+            for (part, range) in self.counted(&(group..group + 1)).enumerate() {
+                // SAFETY: as above.
+                let to = unsafe { cx.get_mut::<i32>(&self.counts, range) };
+                // Padding has no rows.
+                to.fill(0);
+                let first = (self.first + part) * of_part;
+                if let Some(own) = counts.get(first..first + of_part) {
+                    to[..of_part].copy_from_slice(own);
+                }
+            }
+        }
+    }
+
+    fn scratch(&self, _workers: usize) -> usize {
+        2 * self.of.experts * size_of::<i32>()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The CPU engine against the reference interpreter, on any number of threads.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod grouped;
 mod harness;
 mod lanes;
 mod ops;

@@ -75,6 +75,45 @@ __global__ void assign(const int* index, const S* stands, int* slots, i64 groups
     }
 }
 
+// The expert of a choice; `experts` for what has none and for padding.
+template <class S>
+__device__ __forceinline__ i64 wanted_expert(const int* index, const S* stands, i64 base, i64 at, const Choices& of,
+                                             i64 experts) {
+    i64 wanted = index[base + at];
+    bool valid = of.holds(at) && (!stands || stands[base + at] != 0);
+    return valid && wanted >= 0 && wanted < experts ? wanted : experts;
+}
+
+// A warp for each group and expert: rows of earlier experts of its part come first. The warp behind the last expert
+// takes what has none, and padding. Of the parts, `held` from `first` on are counted here.
+template <class S>
+__global__ void queue(const int* index, const S* stands, int* slots, int* counts, i64 groups, Choices of, i64 experts,
+                      i64 parts, i64 room, i64 first, i64 held, i64 stride) {
+    i64 lane = threadIdx.x % 32, warps = thread_count() / 32, own = experts / parts;
+    for (i64 warp = thread_index() / 32; warp < groups * (experts + 1); warp += warps) {
+        i64 group = warp / (experts + 1), expert = warp % (experts + 1), base = group * of.group(), before = 0;
+        i64 part = expert / own;
+        for (i64 at = lane; at < of.group(); at += 32) {
+            i64 wanted = wanted_expert(index, stands, base, at, of, experts);
+            if (wanted < expert && wanted >= part * own) before++;
+        }
+        before = warp_reduce(before, Sum());
+        i64 next = before;
+        for (i64 choice = 0; choice < of.k; choice++) {
+            for (i64 begin = 0; begin < of.tokens; begin += 32) {
+                i64 token = begin + lane, at = token * of.k + choice;
+                bool mine = token < of.tokens && wanted_expert(index, stands, base, at, of, experts) == expert;
+                u32 mask = __ballot_sync(0xffffffffu, mine);
+                i64 row = next + __popc(mask & ((1u << lane) - 1));
+                if (mine) slots[base + at] = (int)(expert < experts ? part * room + row : parts * room);
+                next += __popc(mask);
+            }
+        }
+        bool here = expert < experts && part >= first && part < first + held;
+        if (lane == 0 && here) counts[((part - first) * groups + group) * stride + expert % own] = (int)(next - before);
+    }
+}
+
 // A warp for each group and number.
 template <class T>
 __global__ void histogram(const int* numbers, T* out, i64 groups, Choices of, i64 per, i64 size, i64 first,

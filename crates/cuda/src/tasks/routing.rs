@@ -1,6 +1,7 @@
 //! Choices of experts, places of tokens, and rows that go there and come back.
 
 use phalanx_engine::EngineError;
+use phalanx_ir::ops::Queue;
 use phalanx_ir::{Op, ValueId};
 
 use super::{Arg, Operation, Task, Tasks, Var};
@@ -11,6 +12,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::TopK(_) => top_k(op),
         Op::TopKGrad(_) => top_k_grad(op),
         Op::Assign(of) => assign(op, of.experts, of.capacity),
+        Op::Queue(of) => queue(op, of),
         Op::Histogram(of) => histogram(op, of.size, of.per),
         Op::Dispatch(_) => dispatch(op),
         Op::Combine(_) => combine(op),
@@ -63,6 +65,21 @@ fn assign(op: &Operation<'_>, experts: usize, capacity: usize) -> Result<Tasks, 
     args.extend(ints([experts, capacity]));
     let kernel = KernelSpec::of(Source::Routing, "assign", &["u8"]);
     Ok(vec![op.over(groups * (experts + 1) * WARP, kernel, args)])
+}
+
+fn queue(op: &Operation<'_>, queue: Queue) -> Result<Tasks, EngineError> {
+    let (index, slots, counts) = (op.input(0), op.output(0), op.output(1));
+    let (of, groups) = choices(&index);
+    let dims = index.valid.len();
+    let room = queue.room(index.valid[dims - 2], index.valid[dims - 1]);
+    let part = op.part(op.instr.outputs[1], 0);
+    let first = part.start().ok_or_else(|| op.unsupported("parts are not sharded in blocks"))?;
+    let mut args = vec![index.arg(), optional(op, 1), slots.arg(), counts.arg()];
+    args.extend([Arg::Int(groups as i64), of]);
+    let stride = counts.width();
+    args.extend(ints([queue.experts, queue.parts, room, first, part.len(), stride]));
+    let kernel = KernelSpec::of(Source::Routing, "queue", &["u8"]);
+    Ok(vec![op.over(groups * (queue.experts + 1) * WARP, kernel, args)])
 }
 
 fn histogram(op: &Operation<'_>, size: usize, per: usize) -> Result<Tasks, EngineError> {

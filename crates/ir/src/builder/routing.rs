@@ -1,7 +1,7 @@
 //! Tensor code of experts: choices, places, and rows that go there and come back.
 
 use super::Tensor;
-use crate::ops::{Assign, Combine, Dispatch, Histogram, TopK};
+use crate::ops::{Assign, Combine, Dispatch, GroupedMatmul, Histogram, Queue, TopK};
 
 impl<'b> Tensor<'b> {
     /// The `k` largest elements of each row, and their indices.
@@ -15,6 +15,26 @@ impl<'b> Tensor<'b> {
     pub fn assign(self, experts: usize, capacity: usize, stands: Option<Tensor<'b>>) -> Tensor<'b> {
         let operands: Vec<Tensor<'b>> = [Some(self), stands].into_iter().flatten().collect();
         self.builder.apply(Assign { experts, capacity }, &operands)
+    }
+
+    /// The rows of tokens, packed by the experts of each of these parts, with a slot for each (token,
+    /// choice) of these indices; and how many rows each expert has. Choices that do not stand get none.
+    pub fn queue(
+        self,
+        index: Tensor<'b>,
+        of: Queue,
+        stands: Option<Tensor<'b>>,
+    ) -> (Tensor<'b>, Tensor<'b>, Tensor<'b>) {
+        let operands: Vec<Tensor<'b>> = [Some(index), stands].into_iter().flatten().collect();
+        let results = self.builder.apply_all(of, &operands);
+        let shape = index.shape();
+        let room = of.room(shape[shape.len() - 2], shape[shape.len() - 1]);
+        (self.dispatch(results[0], of.parts, room), results[0], results[1])
+    }
+
+    /// Packed rows times the matrices of their experts.
+    pub fn grouped_matmul(self, weights: Tensor<'b>, counts: Tensor<'b>) -> Tensor<'b> {
+        self.builder.apply(GroupedMatmul { transposed: false }, &[self, weights, counts])
     }
 
     /// How often each number below `size` comes in each group, after division by `per`.

@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 mod factors;
 mod fused;
+mod grouped;
 mod key_product;
 mod loss;
 mod matmul;
@@ -50,6 +51,7 @@ pub use elementwise::{
 pub use embedding::{Embedding, EmbeddingGrad};
 pub use factors::{FactorDirection, FactorMeans, Factors, MatrixPlace, MatrixSpan, RowRun};
 pub use fused::{Fused, FusedArg, FusedStep};
+pub use grouped::{GroupedMatmul, GroupedMatmulGrad};
 pub use key_product::{KeyForm, KeyProduct};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
@@ -63,7 +65,7 @@ pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
 pub use rotary::{RopeScaling, Rotary};
-pub use routing::{Assign, Histogram, TopK, TopKGrad};
+pub use routing::{Assign, Histogram, Queue, TopK, TopKGrad};
 pub use shape::{Concat, Pad, Slice, Transpose};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use window::{Window, WindowSpan};
@@ -293,10 +295,13 @@ ops! {
     TopK(TopK),
     TopKGrad(TopKGrad),
     Assign(Assign),
+    Queue(Queue),
     Histogram(Histogram),
     Dispatch(Dispatch),
     Combine(Combine),
     GateGrad(GateGrad),
+    GroupedMatmul(GroupedMatmul),
+    GroupedMatmulGrad(GroupedMatmulGrad),
     AdamW(AdamW),
     Sgd(Sgd),
     Lion(Lion),
@@ -379,6 +384,9 @@ impl Op {
             "assign" => {
                 Assign { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }.into()
             }
+            "queue" => {
+                Queue { experts: attrs.take("experts")?, parts: attrs.take("parts")? }.into()
+            }
             "histogram" => Histogram {
                 size: attrs.take("size")?,
                 per: attrs.take("per")?,
@@ -391,6 +399,8 @@ impl Op {
             }
             "combine" => Combine.into(),
             "gate_grad" => GateGrad.into(),
+            "grouped_matmul" => grouped::read(attrs)?.into(),
+            "grouped_matmul_grad" => grouped::read_grad(attrs)?.into(),
             "adamw" | "adam" => optimizer::read_adamw(name == "adam", attrs)?.into(),
             "sgd" => optimizer::read_sgd(attrs)?.into(),
             "lion" => optimizer::read_lion(attrs)?.into(),

@@ -41,6 +41,28 @@ pub struct Assign {
     pub capacity: usize,
 }
 
+/// Packs the choices of a group: experts are divided into parts, and in the region that a part has, rows
+/// of its first expert come first, then those of the second and so on, each in the order in which
+/// [`Assign`] gives places. Operands as there; results a slot for each (token, choice),
+/// `part · room + row`, and how many rows each expert has, `i32[parts, …, e / parts]`.
+///
+/// The room of a region is what the worst choices take, so nobody is dropped: with one part, a row for each
+/// choice. Who has no expert gets the slot `parts · room`, which there is not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Queue {
+    /// How many experts there are.
+    pub experts: usize,
+    /// Into how many parts they are divided, in their order.
+    pub parts: usize,
+}
+
+impl Queue {
+    /// Rows of a region: a token chooses no expert twice, so it has at most so many rows in a part.
+    pub fn room(&self, tokens: usize, k: usize) -> usize {
+        tokens * k.min(self.experts / self.parts.max(1))
+    }
+}
+
 /// How often each number comes among those of a group, after division by `per`: operand
 /// `i32[…, t, k]`, result `[…, e]`. With `per` 1 it counts the choices of experts, with the
 /// capacity the places that are taken.
@@ -64,6 +86,23 @@ pub(super) fn choices<'a>(
         [ref groups @ .., tokens, k] if k > 0 => Ok((groups, tokens, k)),
         _ => Err(format!("{what} is {ty}, expected dims of tokens and of choices, none empty")),
     }
+}
+
+/// The index, if what follows it says which choices stand.
+fn standing<'a>(ins: &[&'a TensorType]) -> Result<&'a TensorType, String> {
+    let [index, stands @ ..] = ins else {
+        return Err("takes the index".to_owned());
+    };
+    choices("the index", index)?;
+    match stands {
+        [] => {}
+        [stands] => {
+            super::dtype_is("whether a choice stands", stands, DType::Bool)?;
+            super::shape_is("whether a choice stands", stands, &index.shape)?;
+        }
+        _ => return Err(format!("takes 1 or 2 operands, got {}", ins.len())),
+    }
+    Ok(index)
 }
 
 /// Fails unless every slot of every expert, and the one that is none, has a number.
@@ -144,19 +183,8 @@ impl OpDef for Assign {
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        let [index, stands @ ..] = ins else {
-            return Err("takes the index".to_owned());
-        };
-        choices("the index", index)?;
+        let index = standing(ins)?;
         slots_fit(self.experts, self.capacity)?;
-        match stands {
-            [] => {}
-            [stands] => {
-                super::dtype_is("whether a choice stands", stands, DType::Bool)?;
-                super::shape_is("whether a choice stands", stands, &index.shape)?;
-            }
-            _ => return Err(format!("takes 1 or 2 operands, got {}", ins.len())),
-        }
         Ok(vec![(DType::I32, index.shape.clone())])
     }
 
@@ -165,6 +193,41 @@ impl OpDef for Assign {
         let text =
             if ins.len() == 2 { "... t k, ... t k -> ... t k" } else { "... t k -> ... t k" };
         Rule::declare(text, ins, outs).whole("t k")
+    }
+
+    fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Ok(())
+    }
+}
+
+impl OpDef for Queue {
+    fn name(&self) -> &'static str {
+        "queue"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("experts", self.experts).with("parts", self.parts)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        let index = standing(ins)?;
+        let (groups, tokens, k) = choices("the index", index)?;
+        let Self { experts, parts } = *self;
+        if parts == 0 || experts == 0 || !experts.is_multiple_of(parts) {
+            return Err(format!("{experts} experts in {parts} parts: they must divide evenly"));
+        }
+        slots_fit(experts, tokens.saturating_mul(k))?;
+        let counts = [&[parts], groups, &[experts / parts]].concat();
+        Ok(vec![(DType::I32, index.shape.clone()), (DType::I32, counts)])
+    }
+
+    /// As for [`Assign`]; a rank may count the rows of some parts alone.
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let text = match ins.len() {
+            2 => "... t k, ... t k -> ... t k, s ... e",
+            _ => "... t k -> ... t k, s ... e",
+        };
+        Rule::declare(text, ins, outs).whole("t k e").branch(0, "s")
     }
 
     fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {

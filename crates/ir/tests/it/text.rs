@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{
     AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
-    MemberSquares, Narrow, RopeScaling, Rotary, Sgd, SumSquares, Window,
+    MemberSquares, Narrow, Queue, RopeScaling, Rotary, Sgd, SumSquares, Window,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -39,6 +39,9 @@ pub(crate) fn everything() -> Program {
     let slot = index.assign(4, 5, Some(gates.compare(CompareKind::Lt, gates.scale(2.0))));
     b.probe("load", slot.histogram(4, 5, DType::F32));
     b.probe("back", h.dispatch(slot, 4, 5).combine(slot, gates));
+    let stands = gates.compare(CompareKind::Lt, gates.scale(2.0));
+    let (rows, slot, counts) = h.queue(index, Queue { experts: 4, parts: 2 }, Some(stands));
+    b.probe("packed", rows.grouped_matmul(b.param("up", [4, 16, 6]), counts).combine(slot, gates));
     b.finish().unwrap()
 }
 

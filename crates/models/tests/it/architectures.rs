@@ -15,6 +15,7 @@ pub(crate) fn small_mixture() -> Llama {
         count: 3,
         router: Router::TopK { k: 2 },
         capacity: Some(1.0),
+        parts: 1,
         group: Some(4),
         ffn: 6,
         every: 2,

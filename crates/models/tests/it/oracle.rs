@@ -154,6 +154,7 @@ impl<'a> Case<'a> {
                     count: spec.experts,
                     router: Router::TopK { k: spec.top_k },
                     capacity: None,
+                    parts: 1,
                     group: None,
                     ffn: spec.expert_ffn,
                     every: spec.every,

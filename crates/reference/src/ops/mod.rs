@@ -9,6 +9,7 @@ mod elementwise;
 mod embedding;
 mod factors;
 mod fused;
+mod grouped;
 mod key_product;
 mod loss;
 mod matmul;
@@ -82,10 +83,13 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::TopK(op) => routing::top_k(op.k, &call),
         Op::TopKGrad(op) => routing::top_k_grad(op, &call),
         Op::Assign(op) => routing::assign(op, &call),
+        Op::Queue(op) => routing::queue(op, &call),
         Op::Histogram(op) => routing::histogram(op, &call),
         Op::Dispatch(_) => routing::dispatch(&call),
         Op::Combine(_) => routing::combine(&call),
         Op::GateGrad(_) => routing::gate_grad(&call),
+        Op::GroupedMatmul(op) => grouped::product(op, &call),
+        Op::GroupedMatmulGrad(op) => grouped::gradient(op, &call),
         Op::AdamW(op) => optimizer::adamw(op, &call),
         Op::Sgd(op) => optimizer::sgd(op, &call),
         Op::Lion(op) => optimizer::lion(op, &call),

@@ -1,7 +1,7 @@
 //! Choices of experts, the places that tokens get there, and rows that go and come back. Everything
 //! is a loop over tokens, as the papers write it.
 
-use phalanx_ir::ops::{Assign, Histogram, TopKGrad};
+use phalanx_ir::ops::{Assign, Histogram, Queue, TopKGrad};
 
 use super::Call;
 use crate::error::ReferenceError;
@@ -60,6 +60,39 @@ pub(super) fn assign(op: &Assign, call: &Call<'_>) -> Result<Vec<RefTensor>, Ref
         }
     }
     Ok(vec![call.moved(TensorData::Int(slots))])
+}
+
+/// Every choice of the first expert, then every choice of the second and so on, each part for itself.
+pub(super) fn queue(op: &Queue, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let (index, shape, k) = (call.ints(0)?, call.shape(0), call.width(0));
+    let stands = |at: usize| call.ins.get(1).is_none_or(|stands| stands.values()[at] != 0.0);
+    let tokens = shape[shape.len() - 2];
+    let (groups, room) = (index.len() / (tokens * k).max(1), op.room(tokens, k));
+    let of_part = op.experts / op.parts;
+    let mut slots = vec![(op.parts * room) as i32; index.len()];
+    let mut counts = vec![0; call.elements(1)];
+    for group in 0..groups {
+        for part in 0..op.parts {
+            let mut slot = part * room;
+            for own in 0..of_part {
+                for choice in 0..k {
+                    for token in 0..tokens {
+                        let at = (group * tokens + token) * k + choice;
+                        if usize::try_from(index[at]) == Ok(part * of_part + own) && stands(at) {
+                            slots[at] = slot as i32;
+                            counts[(part * groups + group) * of_part + own] += 1;
+                            slot += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let ints = |i: usize, values| {
+        let (dtype, shape) = &call.outs[i];
+        RefTensor::from_data(*dtype, shape, TensorData::Int(values))
+    };
+    Ok(vec![ints(0, slots), ints(1, counts)])
 }
 
 pub(super) fn histogram(op: &Histogram, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {

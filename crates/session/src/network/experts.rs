@@ -1,6 +1,6 @@
 //! The experts that a configuration describes.
 
-use phalanx_config::{AuxScopeKind, ModelConfig, RouterKind};
+use phalanx_config::{AuxScopeKind, ModelConfig, ParallelConfig, RouterKind};
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
 use phalanx_models::{AuxScope, Experts, Router};
 
@@ -22,7 +22,7 @@ pub(super) fn spec(config: &ModelConfig, base: LlamaSpec) -> ModelSpec {
 }
 
 /// The experts of a specification, with the settings that it does not have.
-pub(super) fn of(config: &ModelConfig, spec: &MixtralSpec) -> Experts {
+pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &MixtralSpec) -> Experts {
     Experts {
         count: spec.experts,
         router: match spec.normalised {
@@ -31,6 +31,7 @@ pub(super) fn of(config: &ModelConfig, spec: &MixtralSpec) -> Experts {
             false => Router::Switch,
         },
         capacity: Some(config.capacity.get()).filter(|factor| *factor > 0.0),
+        parts: parallel.ep.get(),
         group: Some(config.group.get()),
         ffn: spec.expert_ffn,
         every: spec.every,

@@ -149,10 +149,23 @@ impl Strategy for ExpertParallel {
                 )));
             }
         }
+        for routed in ways.routed.iter().filter(|routed| !routed.counts.is_empty()) {
+            let parts = program.ty(routed.rows).shape[0];
+            if !parts.is_multiple_of(self.ranks) {
+                return Err(ctx.refuse(format!(
+                    "rows are packed for {parts} ranks with experts, not for the {} of `{}`\n  \
+                     nearest that work: a model whose experts have parts = {}",
+                    self.ranks, self.axis, self.ranks
+                )));
+            }
+        }
         for part in self.distributed(ctx.mesh()) {
             let part = part.name();
             ways.params.iter().try_for_each(|(&param, &dim)| ctx.shard(param, dim, part))?;
-            ways.routed.iter().try_for_each(|routed| ctx.shard(routed.rows, 0, part))?;
+            for routed in &ways.routed {
+                let mut values = routed.counts.iter().chain([&routed.rows]);
+                values.try_for_each(|&value| ctx.shard(value, 0, part))?;
+            }
         }
         ways.routed.iter().try_for_each(|routed| self.route(ctx, routed))
     }
@@ -205,6 +218,8 @@ struct Routed {
     returned: Vec<ValueId>,
     /// What combines read besides.
     combined: Vec<ValueId>,
+    /// How many rows each expert has, where rows are packed.
+    counts: BTreeSet<ValueId>,
 }
 
 impl Routed {
@@ -244,8 +259,8 @@ impl Ways {
         if let Op::Dispatch(_) = instr.op {
             let (rows, sent) = (instr.outputs[0], instr.inputs.clone());
             self.distributed.insert(rows, (self.routed.len(), 0));
-            let (returned, combined) = (Vec::new(), Vec::new());
-            return self.routed.push(Routed { rows, sent, returned, combined });
+            let (returned, combined, counts) = (Vec::new(), Vec::new(), BTreeSet::new());
+            return self.routed.push(Routed { rows, sent, returned, combined, counts });
         }
         let distributed = |(i, v)| self.distributed.get(v).map(|&(from, dim)| (i, from, dim));
         let Some((operand, from, dim)) = instr.inputs.iter().enumerate().find_map(distributed)
@@ -257,8 +272,13 @@ impl Ways {
             return self.routed[from].combined.extend(&instr.inputs[1..]);
         }
         let rule = program.rule(instr);
-        let counts =
-            |dims: &[Vec<usize>]| dims.iter().position(|d| *d == rule.inputs[operand][dim]);
+        if let Op::GroupedMatmul(_) = instr.op {
+            self.routed[from].counts.insert(instr.inputs[2]);
+        }
+        // Experts, or parts of them, which are the major factor of a weight's experts.
+        let counts = |dims: &[Vec<usize>]| {
+            dims.iter().position(|d| d.starts_with(&rule.inputs[operand][dim]))
+        };
         for (value, dims) in instr.inputs.iter().zip(&rule.inputs) {
             let is_param = program.inputs_with(Role::Param).any(|p| p.value == *value);
             if let (true, Some(dim)) = (is_param, counts(dims)) {

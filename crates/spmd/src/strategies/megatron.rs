@@ -151,11 +151,11 @@ impl Columns {
                 self.params.insert(instr.inputs[0], Part { dim: 0, room: None });
             }
             // The weights of experts are a batch of matrices.
-            (Op::Matmul(m), Some(1)) if matches!(rank(instr.inputs[1]), 2 | 3) => {
+            (Op::Matmul(_) | Op::GroupedMatmul(_), Some(1))
+                if matches!(rank(instr.inputs[1]), 2 | 3) =>
+            {
                 let (x, w) = (instr.inputs[0], instr.inputs[1]);
-                let [of_x, of_w, of_out] = m.spec.letters();
-                let Some(rows) = of_w.find(|c| !of_out.contains(c)) else { return };
-                let Some(columns) = of_w.find(|c| !of_x.contains(c)) else { return };
+                let Some([rows, columns]) = sides(&instr.op) else { return };
                 let flows = flow(program, out);
                 let ends =
                     !flows.iter().any(|&v| is_multiplied(program, v) || leaves_flat(program, v));
@@ -196,7 +196,8 @@ impl Columns {
         let kept = rule.outputs[0].iter().position(|d| d.contains(factor));
         // A product with a weight ends what a weight began; heads go through one of two activations.
         let weight = |v: &ValueId| program.inputs_with(Role::Param).any(|p| p.value == *v);
-        let ends = matches!(instr.op, Op::Matmul(_)) && instr.inputs.iter().any(weight);
+        let is_product = matches!(instr.op, Op::Matmul(_) | Op::GroupedMatmul(_));
+        let ends = is_product && instr.inputs.iter().any(weight);
         if let (Some(dim), false) = (kept, ends) {
             self.sharded.insert(instr.outputs[0], dim);
         }
@@ -215,7 +216,22 @@ fn leaves_flat(program: &Program, value: ValueId) -> bool {
 
 /// Whether a value goes into another product or into a cross-entropy.
 fn is_multiplied(program: &Program, value: ValueId) -> bool {
-    readers(program, value).any(|i| matches!(i.op, Op::Matmul(_) | Op::CrossEntropy(_)))
+    let multiplies =
+        |op: &Op| matches!(op, Op::Matmul(_) | Op::GroupedMatmul(_) | Op::CrossEntropy(_));
+    readers(program, value).any(|i| multiplies(&i.op))
+}
+
+/// The dims of a weight that its product sums over and that the result has, if it has both.
+fn sides(op: &Op) -> Option<[usize; 2]> {
+    match op {
+        Op::Matmul(m) => {
+            let [of_x, of_w, of_out] = m.spec.letters();
+            let rows = of_w.find(|c| !of_out.contains(c))?;
+            Some([rows, of_w.find(|c| !of_x.contains(c))?])
+        }
+        Op::GroupedMatmul(m) => Some(if m.transposed { [2, 1] } else { [1, 2] }),
+        _ => None,
+    }
 }
 
 /// The values that follow from a value through ops along its last dim, itself first; a residual

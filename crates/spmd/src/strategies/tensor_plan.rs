@@ -133,6 +133,8 @@ fn input_dim(program: &Program, param: ValueId) -> usize {
             let [_, weight, result] = m.spec.letters();
             weight.find(|letter| !result.contains(letter))
         }
+        // Weights are [expert, in, out].
+        Op::GroupedMatmul(m) => Some(if m.transposed { 2 } else { 1 }),
         // Weights are [height, width, in, out].
         Op::Conv2d(_) => Some(2),
         _ => None,

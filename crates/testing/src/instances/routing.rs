@@ -1,7 +1,10 @@
 //! Experts: choices, places and rows, with one group dim, with two, and with none; more choices than
 //! places, and enough places for all.
 
-use phalanx_ir::ops::{Assign, Combine, Dispatch, GateGrad, Histogram, TopK, TopKGrad};
+use phalanx_ir::ops::{
+    Assign, Combine, Dispatch, GateGrad, GroupedMatmul, GroupedMatmulGrad, Histogram, Queue, TopK,
+    TopKGrad,
+};
 use phalanx_reference::RefTensor;
 
 use super::{Cases, F64, apply, normal, positive};
@@ -46,5 +49,31 @@ impl Cases {
         self.add(Combine, &[&y, slot]);
         self.add(Combine, &[&y, slot, &gates]);
         self.add(GateGrad, &[&x, &y, slot]);
+        for parts in [1, 5] {
+            self.add(Queue { experts, parts }, &[index]);
+            self.add(Queue { experts, parts }, &[index, &stands]);
+        }
+    }
+
+    /// Packed rows: in one part and in two, with one run of an expert and with several; an expert that has
+    /// none, a region that has none, regions that are full and that are not.
+    pub(super) fn grouped(&mut self) {
+        let all = [
+            (vec![1, 3], 4, 7, vec![2, 0, 1, 4, 0, 0, 0, 0, 1, 1, 1, 1]),
+            (vec![2, 2], 4, 5, vec![1, 0, 2, 1, 0, 3, 0, 0, 5, 0, 0, 0, 0, 1, 1, 1]),
+            (vec![2], 6, 40, vec![20, 1, 19, 0, 38, 1]),
+            (vec![3, 2, 1], 3, 3, vec![1, 3, 0, 2, 1, 1]),
+        ];
+        for (regions, experts, room, counts) in all {
+            let (d, f) = (6, 5);
+            let of = |last: &[usize]| [regions.as_slice(), last].concat();
+            let runs = counts.len() / regions.iter().product::<usize>();
+            let counts = RefTensor::from_i32(&of(&[runs]), &counts).unwrap();
+            let (x, y) = (normal("x", &of(&[room, d])), normal("y", &of(&[room, f])));
+            let w = normal("w", &[experts, d, f]);
+            self.add(GroupedMatmul { transposed: false }, &[&x, &w, &counts]);
+            self.add(GroupedMatmul { transposed: true }, &[&y, &w, &counts]);
+            self.add(GroupedMatmulGrad { experts, out: F64 }, &[&x, &y, &counts]);
+        }
     }
 }

@@ -83,6 +83,48 @@ fn experts_on_their_own_ranks_agree_with_one() {
     }
 }
 
+/// Rows of experts packed one behind the other, with every way to meet and to share the rest. Experts are chosen
+/// by few tokens or by many; with `gshard` some choices do not stand.
+#[test]
+fn packed_rows_agree_with_one_rank_in_every_layout() {
+    let exchange = |name: &str| format!("parallel.expert_exchange={name}");
+    let [all, gather, steps, apart] =
+        ["all-to-all", "all-gather", "hierarchical", "coordinated"].map(exchange);
+    let ep = ["parallel.dp=2", "parallel.ep=2"];
+    for (ranks, sets) in [
+        (&["parallel.dp=2"][..], &["parallel.zero=3", "model.group=4", "train.microbatches=2"][..]),
+        (&["parallel.tp=2"], &["parallel.sp=true", "model.router=gshard"]),
+        (&["parallel.cp=2"], &["parallel.cp_kind=ring", "model.group=4", "model.top_k=3"]),
+        (
+            &["parallel.pp=2"],
+            &["train.microbatches=2", "parallel.schedule=zb-h1", "model.moe_every=1"],
+        ),
+        (&["parallel.tp=4"], &["parallel.tp_kind=2d", "train.batch_size=32"]),
+        (&ep, &[&all, "train.recompute=full"]),
+        (&ep, &[&gather, "model.router=gshard", "train.microbatches=2"]),
+        (&ep, &[&all, "parallel.tp=2", "parallel.sp=true", "model.group=4"]),
+        (&ep, &[&apart, "parallel.tp=2", "parallel.sp=true", "model.top_k=1"]),
+        (&ep, &[&all, "parallel.cp=2", "model.group=4", "model.router=switch"]),
+        (
+            &ep,
+            &[
+                &gather,
+                "parallel.pp=2",
+                "train.microbatches=2",
+                "parallel.schedule=zb-v",
+                "model.layers=4",
+            ],
+        ),
+        (&["parallel.dp=4", "parallel.ep=2"], &[&all, "parallel.zero=3", "model.top_k=3"]),
+        (&["parallel.dp=4", "parallel.ep=2"], &["parallel.fsdp=true", "optim.kind=lamb"]),
+        (&["parallel.dp=4", "parallel.ep=4"], &[&steps, "parallel.zero=1"]),
+        (&["parallel.dp=4", "parallel.ep=4"], &[&gather, "model.router=switch"]),
+    ] {
+        let sets = [ranks, sets, &["model.capacity=0"]].concat();
+        agrees(&format!("{sets:?}"), &mixture(&sets), None);
+    }
+}
+
 /// Four exchanges for each layer with experts, micro-batch and step, of experts · places rows for each
 /// group; what a rank keeps it does not send. Mixture has one such layer, a batch of 8 samples of 8
 /// tokens and width 16; 3 places for each of 4 experts; verify takes two steps in f64.

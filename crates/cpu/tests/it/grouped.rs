@@ -1,0 +1,59 @@
+//! Rows of experts, packed, and products with the matrices of their experts.
+
+use phalanx_ir::ops::{CompareKind, GroupedMatmul, GroupedMatmulGrad, Queue};
+use phalanx_ir::{Builder, DType, Program, Role, TensorType};
+
+use crate::harness::{inputs, on_cpu};
+use crate::ops::{each, gradient};
+
+/// Tokens to experts and back, and the gradient of the matrices; some choices do not stand.
+fn packed(b: &Builder, dtype: DType, tokens: usize, parts: usize) {
+    let (experts, width, ffn) = (4, 12, 9);
+    let x = b.data("x", dtype, [2, tokens, width]);
+    let index = b.data("index", DType::I32, [2, tokens, 2]);
+    let gates = b.data("gates", dtype.accumulator(), [2, tokens, 2]);
+    let zero = b.data("zero", dtype.accumulator(), [2, tokens, 2]);
+    let stands = gates.compare(CompareKind::Lt, zero.shift(1.0));
+    let w = b.param("w", [experts, width, ffn]);
+    let (rows, slot, counts) = x.queue(index, Queue { experts, parts }, Some(stands));
+    let inner = rows.grouped_matmul(w, counts);
+    let back = b.apply(GroupedMatmul { transposed: true }, &[inner, w, counts]);
+    b.probe("slot", slot);
+    b.probe("counts", counts);
+    b.probe("inner", inner);
+    b.output("y", back.combine(slot, gates));
+    let grad = GroupedMatmulGrad { experts, out: dtype };
+    gradient(b, "dw", b.apply(grad, &[rows, inner, counts]));
+}
+
+#[test]
+fn packed_rows_in_every_type() {
+    for parts in [1, 2] {
+        each("packed", |b, dtype| packed(b, dtype, 7, parts));
+    }
+}
+
+/// Enough rows that an expert's are taken in several turns: the bits are the same for any number of threads.
+#[test]
+fn many_rows_have_the_same_bits_on_any_number_of_threads() {
+    let program: Program = {
+        let b = Builder::new("many", DType::F32);
+        let (experts, width, ffn) = (3, 40, 24);
+        let input = |name: &str, shape: &[usize]| {
+            b.input(name, Role::Data, TensorType::new(DType::F32, shape.to_vec()))
+        };
+        let (x, w) = (input("x", &[2, 700, width]), input("w", &[experts, width, ffn]));
+        let index = b.data("index", DType::I32, [2, 700, 2]);
+        let (rows, _, counts) = x.queue(index, Queue { experts, parts: 1 }, None);
+        let inner = rows.grouped_matmul(w, counts);
+        b.probe("inner", inner);
+        let grad = GroupedMatmulGrad { experts, out: DType::F32 };
+        gradient(&b, "dw", b.apply(grad, &[rows, inner, counts]));
+        b.finish().unwrap()
+    };
+    let given = inputs(&program, 3, 5);
+    let alone = on_cpu(&program, &given, 1, None);
+    for threads in 2..5 {
+        assert_eq!(on_cpu(&program, &given, threads, None), alone, "{threads} threads");
+    }
+}
