@@ -98,6 +98,14 @@ impl Config {
                 .because("each half of a sequence has positions of its own, and scores are stored")
                 .nearest("parallel.cp = 1, and parallel.dp or parallel.tp instead")
         });
+        let seq = self.train.seq_len.get();
+        values.rule(&["train.seq_len", KIND], seq > 1, || {
+            Problem::new("train.seq_len = 1 does not work with model.kind = t5")
+                .because(
+                    "the encoder reads the first half of a sample, and the decoder continues it",
+                )
+                .nearest("train.seq_len = 2")
+        });
         let one = self.parallel.tp.get() == 1 || tp_kind == TpKind::OneD;
         values.rule(&["parallel.tp_kind", KIND], one, || {
             let name = tp_kind.name();

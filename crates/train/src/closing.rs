@@ -71,11 +71,11 @@ pub(crate) fn closing(summary: &Summary, time: &str) -> Vec<String> {
     lines
 }
 
-/// Commands that a reader may want to run after a run.
-pub(crate) fn next(summary: &Summary) -> Vec<String> {
+/// Commands that a reader may want to run after a run, of a model that may have a form at Hugging Face.
+pub(crate) fn next(summary: &Summary, exports: bool) -> Vec<String> {
     let Some(dir) = &summary.run_dir else { return Vec::new() };
     let mut lines = vec![format!("next: phalanx eval --model run:{dir}")];
-    if matches!(summary.taken, Taken::Tokens { .. }) {
+    if exports {
         lines.push(format!("      phalanx export --run {dir} --out DIR  (transformers)"));
     }
     // Who trained on a file knows how.
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn who_trained_on_a_file_is_not_told_to() {
         let summary = Summary { steps: 1, run_dir: Some("runs/a".into()), ..Summary::default() };
-        let tells = |summary: &Summary| next(summary).concat().contains("your own text");
+        let tells = |summary: &Summary| next(summary, true).concat().contains("your own text");
         assert!(!tells(&summary));
         assert!(tells(&Summary { entropy_floor: Some(1.0), ..summary }));
     }
@@ -146,7 +146,7 @@ mod tests {
             run_dir,
             ..Summary::default()
         };
-        let text = [closing(&summary, ""), next(&summary)].concat().join("\n");
+        let text = [closing(&summary, ""), next(&summary, false)].concat().join("\n");
         assert!(text.contains("2 steps, 128 images in 0.5 s (256 img/s)"), "{text}");
         assert!(text.contains("on held-out data 0.2500, 97.50% right"), "{text}");
         assert!(!text.contains("tok") && !text.contains("transformers"), "{text}");

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, ModelSpec, TensorInfo, Weights};
-use phalanx_models::{Architecture, BatchShape, Cnn, port};
+use phalanx_models::{Architecture, BatchShape, port};
 use serde::Serialize;
 
 use crate::rundir;
@@ -16,7 +16,7 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_session::corpus;
 use phalanx_session::folders::FolderKind;
 use phalanx_session::host;
-use phalanx_session::network::{self, architecture};
+use phalanx_session::network::{self, Network, architecture};
 use phalanx_session::run_weights::WEIGHTS;
 use phalanx_session::{Accuracy, Field, Forward, StepData, from_weights};
 
@@ -123,9 +123,9 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
 pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     let (loaded, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
-            if let Some(loaded) = of_images(dir, sources)? {
+            if let Some(loaded) = of_our_own(dir, sources)? {
                 let weights = hf::Params::open(&dir.join(WEIGHTS))?;
-                return evaluate(&loaded, &Cnn::mnist(), &weights);
+                return evaluate(&loaded, &*Network::new(&loaded)?.architecture, &weights);
             }
             let Saved { loaded, spec, weights } = Saved::open(dir, sources)?;
             (loaded, spec, Box::new(weights))
@@ -142,15 +142,16 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     evaluate(&loaded, &*architecture(&loaded.config, spec), &*weights)
 }
 
-/// The configuration of a run, if it trained a network for images, which has no form at Hugging Face.
-fn of_images(dir: &Path, sources: &Sources) -> Result<Option<Loaded>> {
+/// The configuration of a run, if it trained a network whose form at Hugging Face is not known here.
+fn of_our_own(dir: &Path, sources: &Sources) -> Result<Option<Loaded>> {
     let file = dir.join(rundir::CONFIG);
     if !file.exists() {
         // Whatever else is wrong with the folder is told by who opens it.
         return Ok(None);
     }
     let loaded = Config::load(&sources.clone().run(file))?;
-    Ok(Some(loaded).filter(|loaded| loaded.config.model.kind == ModelKind::Cnn))
+    let kind = loaded.config.model.kind;
+    Ok(Some(loaded).filter(|_| matches!(kind, ModelKind::Cnn | ModelKind::T5)))
 }
 
 /// A run has its own held-out data. A Hugging Face folder has none, and the default synthetic

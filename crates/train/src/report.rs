@@ -41,6 +41,8 @@ pub(crate) struct Facts {
     /// Seconds that the matrix products of a step would take alone, as measured.
     pub(crate) gemm_seconds: Option<f64>,
     pub(crate) planned: u64,
+    /// Whether `transformers` can read the model.
+    pub(crate) exports: bool,
     /// If programs run on GPUs.
     pub(crate) gpu: Option<GpuPeak>,
 }
@@ -355,7 +357,7 @@ impl Report {
         let time = self.times.ledger().line();
         closing(&summary, &time).iter().for_each(|line| self.header(line));
         // Not broken: people copy them.
-        next(&summary).iter().chain(&traced).for_each(|line| self.line(line));
+        next(&summary, self.facts.exports).iter().chain(&traced).for_each(|line| self.line(line));
         self.print(&json);
         Ok(summary)
     }
