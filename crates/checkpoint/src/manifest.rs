@@ -24,6 +24,9 @@ pub struct Manifest {
     pub model: Option<String>,
     /// The ranks and their layout, for people.
     pub layout: String,
+    /// What multiplied matrices, if the last bits depend on it.
+    #[serde(default)]
+    pub products: String,
     /// Scalars of the state by name, besides step and samples.
     #[serde(default)]
     pub scalars: BTreeMap<String, f64>,

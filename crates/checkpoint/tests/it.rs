@@ -108,6 +108,7 @@ fn manifest(step: u64, files: Vec<phalanx_checkpoint::FileSummary>) -> Manifest 
         corpus: String::new(),
         model: None,
         layout: String::new(),
+        products: String::new(),
         scalars: Default::default(),
         records: Vec::new(),
         kinds: Default::default(),

@@ -119,7 +119,8 @@ pub fn verify_as(
     let settings = settings.measured(&models)?;
     let mut one = Alone::new(&network, &models, &settings)?;
     let reference = one.describe(settings.device);
-    let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
+    let requirements = backend.requirements(settings.units);
+    let lowered = Lowered::for_engine(&models, settings, requirements)?;
     let many = memory_advice::prepare(loaded, &network, &models, &lowered, backend)?;
     let mut many = many.start_from(&*network.source())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use phalanx_config::CpuUnits;
 use phalanx_data::check_vocabulary;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
-use phalanx_session::{Prepared, Restored, Seeded, Session, Settings, from_weights};
+use phalanx_session::{Prepared, Restored, Seeded, Session, Settings, from_weights, host};
 use phalanx_train::steps::{Batches, TrainedStep, take_steps};
 use phalanx_train::{Checkpoints, RunFacts, saved};
 
@@ -155,6 +156,7 @@ impl<'a> Training<'a> {
             corpus: data.as_ref().map(Data::describe).unwrap_or_default(),
             model: self.forms.spec.as_ref().map(hf::config_text),
             layout: self.session.layout().to_owned(),
+            products: host::multipliers(CpuUnits::Auto),
             start: self.saves.start,
             batch: self.cutting.batch as u64,
             ..RunFacts::default()

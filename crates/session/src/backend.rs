@@ -19,8 +19,8 @@ use phalanx_error::{Error, Problem, Result};
 
 /// An engine and a transport: what the command and the library train on.
 pub trait Backend: Send + Sync {
-    /// The memory that its engines need besides the values of programs.
-    fn requirements(&self) -> Arc<dyn Requirements>;
+    /// The memory that its engines need besides the values of programs, if products use these units.
+    fn requirements(&self, units: CpuUnits) -> Arc<dyn Requirements>;
 
     /// Starts the ranks of this process, each with its scripts loaded. They allocate no memory yet.
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>>;
@@ -97,8 +97,8 @@ pub struct EngineBackend<L, M> {
     pub launcher: L,
     /// Makes a rank's engine for a world of this size, from its end of the transport.
     pub engine: M,
-    /// The memory that such engines need besides the values of programs.
-    pub requirements: Arc<dyn Requirements>,
+    /// The memory that such engines need besides the values of programs, if products use some units.
+    pub requirements: Box<dyn Fn(CpuUnits) -> Arc<dyn Requirements> + Send + Sync>,
 }
 
 impl<L, M> EngineBackend<L, M> {
@@ -130,8 +130,8 @@ where
     M: Fn(Size, Box<dyn Communicator>) -> Result<E> + Send + Sync,
     E: Engine + Counters + Send + 'static,
 {
-    fn requirements(&self) -> Arc<dyn Requirements> {
-        self.requirements.clone()
+    fn requirements(&self, units: CpuUnits) -> Arc<dyn Requirements> {
+        (self.requirements)(units)
     }
 
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>> {

@@ -1,5 +1,6 @@
 //! A model that is evaluated but not trained: weights and a forward script, nothing else.
 
+use phalanx_config::CpuUnits;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::hf::WeightTensor;
@@ -32,7 +33,7 @@ impl Forward {
         microbatches: usize,
         read: &ReadParam<'_>,
     ) -> Result<Self> {
-        let requirements = backend.requirements();
+        let requirements = backend.requirements(CpuUnits::Auto);
         let lowered = Lowered::forward(model, weights, microbatches, threads, requirements)?;
         let mut ranks = backend.launch(&Planner::new(&lowered)?)?;
         ranks.ask(Command::Start(&NewRun(read), 0))?;

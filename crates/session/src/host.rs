@@ -18,11 +18,6 @@ use phalanx_ir::DType;
 use crate::{Backend, EngineBackend, Size, again, job};
 use phalanx_error::{Error, Problem, Result, bytes};
 
-/// The memory that the CPU engine needs besides the values of programs.
-pub fn requirements() -> Arc<dyn Requirements> {
-    requirements_of(DeviceKind::Cpu, CpuUnits::Auto)
-}
-
 /// The memory that a device's engine needs besides the values of programs.
 pub fn requirements_of(device: DeviceKind, units: CpuUnits) -> Arc<dyn Requirements> {
     match device {
@@ -239,7 +234,7 @@ fn over<E: Engine + Counters + Send + 'static>(
             launcher(size, Options { threads_per_rank: size.threads, depth, ..options })
         },
         engine,
-        requirements: requirements_of(device, CpuUnits::Auto),
+        requirements: Box::new(move |units| requirements_of(device, units)),
     })
 }
 

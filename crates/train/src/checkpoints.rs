@@ -52,6 +52,8 @@ pub struct RunFacts {
     pub model: Option<String>,
     /// The ranks and their layout, for people.
     pub layout: String,
+    /// What multiplies matrices, in words.
+    pub products: String,
     /// A step, and the samples that were given out before the next one.
     pub start: (u64, u64),
     /// Samples of a step.
@@ -226,8 +228,9 @@ impl Checkpoints {
         files: Vec<FileSummary>,
         scalars: BTreeMap<String, f64>,
     ) -> Manifest {
-        let RunFacts { seed, corpus, model, layout, start: (first, samples), batch, kinds } =
-            self.facts.clone();
+        let facts = self.facts.clone();
+        let RunFacts { seed, corpus, model, layout, products, batch, kinds, .. } = facts;
+        let (first, samples) = facts.start;
         Manifest {
             format: phalanx_checkpoint::FORMAT,
             step,
@@ -236,6 +239,7 @@ impl Checkpoints {
             corpus,
             model,
             layout,
+            products,
             scalars,
             records: vec![SavedRecord { step, outcome: "applied".to_owned() }],
             kinds,

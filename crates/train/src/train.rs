@@ -290,6 +290,7 @@ impl<'a> Run<'a> {
             corpus: self.corpus.describe(),
             model: self.network.architecture.spec().map(|spec| hf::config_text(&spec)),
             layout: self.session.layout().to_owned(),
+            products: opening::multipliers(&self.loaded.config),
             start: start.taken(),
             batch: self.loaded.config.train.batch_size.get() as u64,
             kinds: kinds

@@ -149,6 +149,7 @@ fn manifest() -> Manifest {
         corpus: String::new(),
         model: None,
         layout: String::new(),
+        products: String::new(),
         scalars: BTreeMap::new(),
         records: Vec::new(),
         kinds: BTreeMap::new(),

@@ -2,12 +2,30 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_config::{Config, DeviceKind};
 use phalanx_error::bytes;
 use phalanx_script::Category;
+use phalanx_session::host;
 use phalanx_session::network::describe_step;
 
 use super::Run;
 use crate::resume::Resume;
+
+/// What multiplies matrices besides libraries, for checkpoints: the same bits need the same units.
+pub(super) fn multipliers(config: &Config) -> String {
+    match config.run.device {
+        DeviceKind::Cpu => host::multipliers(config.run.cpu_units),
+        DeviceKind::Cuda => "a GPU's".to_owned(),
+    }
+}
+
+/// What a run is told that goes on with other units than it began with.
+fn other_products(before: &str, now: &str) -> Option<String> {
+    // Checkpoints of earlier versions do not tell.
+    (!before.is_empty() && before != now).then(|| {
+        format!("note   own products were {before}, and are {now}: the last bits of a step differ")
+    })
+}
 
 impl Run<'_> {
     /// What a reader wants to know before the first step.
@@ -56,6 +74,7 @@ impl Run<'_> {
         if manifest.corpus != now {
             lines.push(format!("note   the data were {}", manifest.corpus));
         }
+        lines.extend(other_products(&manifest.products, &multipliers(&self.loaded.config)));
         lines
     }
 
@@ -73,5 +92,19 @@ impl Run<'_> {
             1 => "nothing: there is one rank".to_owned(),
             _ => format!("{} between ranks in each step: {}", bytes(total), each.join(", ")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_units_are_told() {
+        let told = other_products("bf16 on avx512-bf16", "none");
+        let expected = "note   own products were bf16 on avx512-bf16, and are none: the last bits of a step differ";
+        assert_eq!(told.as_deref(), Some(expected));
+        assert_eq!(other_products("none", "none"), None);
+        assert_eq!(other_products("", "none"), None);
     }
 }

@@ -4,6 +4,7 @@
 //! its own. Its ranks share no memory: they talk over byte streams.
 
 use phalanx_comm::{Launcher, Options, Streams};
+use phalanx_config::DeviceKind;
 use phalanx_cpu::CpuEngine;
 use phalanx_error::Result;
 use phalanx_ir::DType;
@@ -24,7 +25,10 @@ pub(crate) fn backend() -> Box<dyn Backend> {
         engine: |size: Size, endpoint| {
             Ok(Remote::new(move || rank_engine(size.threads, endpoint).unwrap()))
         },
-        requirements: Remote::<CpuEngine>::requirements_around(host::requirements()),
+        requirements: Box::new(|units| {
+            let own = host::requirements_of(DeviceKind::Cpu, units);
+            Remote::<CpuEngine>::requirements_around(own)
+        }),
     })
 }
 
@@ -39,8 +43,8 @@ fn the_same_bits_as_on_threads() {
         let loaded = llama(&[&["model.layers=2", "precision.compute=f32"][..], sets].concat());
         let network = Network::new(&loaded).unwrap();
         let run = |backend: &dyn Backend| {
-            let requirements = backend.requirements();
             let settings = settings(&loaded, None);
+            let requirements = backend.requirements(settings.units);
             let lowered = Lowered::for_engine(&models(&loaded), settings, requirements).unwrap();
             let prepared = Prepared::of(&lowered, backend).unwrap();
             let mut session = prepared.start(&*network.start()).unwrap();

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use phalanx_comm::{Launcher, Options, Threads};
-use phalanx_config::{CpuUnits, DeviceKind, Loaded};
+use phalanx_config::{DeviceKind, Loaded};
 use phalanx_cuda::{CudaEngine, GpuLink};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
@@ -30,14 +30,16 @@ pub(crate) fn backend(link: GpuLink) -> Box<dyn Backend> {
             Box::new(Threads { ranks: size.ranks, options: Options::default() })
         },
         engine: move |_, endpoint| Ok(CudaEngine::linked(endpoint, link)?),
-        requirements: host::requirements_of(DeviceKind::Cuda, CpuUnits::Auto),
+        requirements: Box::new(|units| host::requirements_of(DeviceKind::Cuda, units)),
     })
 }
 
 /// The losses of some steps, the parameters after them, and what each rank moved.
 fn trained(loaded: &Loaded, backend: &dyn Backend, steps: usize) -> Trained {
     let network = Network::new(loaded).unwrap();
-    let made = Lowered::for_engine(&models(loaded), settings(loaded, None), backend.requirements());
+    let settings = settings(loaded, None);
+    let requirements = backend.requirements(settings.units);
+    let made = Lowered::for_engine(&models(loaded), settings, requirements);
     let mut session =
         Prepared::of(&made.unwrap(), backend).unwrap().start(&*network.start()).unwrap();
     let corpus = corpus::open(loaded).unwrap();

@@ -8,6 +8,7 @@ mod asynchronous;
 mod bits;
 mod composition;
 mod context;
+mod cpu_units;
 mod data_parallel;
 mod ddp;
 mod delays;

@@ -173,6 +173,7 @@ fn save(session: &mut Session, folder: &Path) -> Checkpoint {
         corpus: String::new(),
         model: None,
         layout: String::new(),
+        products: String::new(),
         scalars: BTreeMap::new(),
         records: Vec::new(),
         kinds: BTreeMap::new(),
