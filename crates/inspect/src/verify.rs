@@ -19,7 +19,9 @@ use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
 use phalanx_session::job;
 use phalanx_session::network::{Network, load};
-use phalanx_session::{Backend, Lowered, Measured, Session, Settings, StepResult};
+use phalanx_session::{
+    Backend, BatchSource, Lowered, Measured, OwnedStep, Session, Settings, StepData, StepResult,
+};
 
 /// The result of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -130,16 +132,24 @@ pub fn verify_as(
     // Gradients are compared before any update: Adam turns the rounding of narrow types into full steps. Of a step with
     // several updates they are those of the last one, so the first step does not move then.
     let still = one.updates_within_steps() && bounds.params.is_none();
+    let first_lr = if still { 0.0 } else { lr };
+    let mut batches = Steps { lr, steps: Vec::with_capacity(steps) };
     for step in 1..=steps {
-        let lr = if still && step == 1 { 0.0 } else { lr };
         let batch = loader.next_batch().map_err(|e| Error::failed(e.diagnostic().into()))?;
-        let (a, b) = with_step_data(batch, |data| {
-            Ok::<_, Error>((one.step(data, lr)?, many.step(data, lr)?))
-        })?;
-        found.step(a, b);
+        with_step_data(batch, |data| batches.steps.push(OwnedStep::new(data)));
+        let data = &batches.steps[step - 1];
+        let a = data.with(|data| one.step(data, if step == 1 { first_lr } else { lr }))?;
+        found.expected.push(a);
         if step == 1 {
+            let b = data.with(|data| many.step(data, first_lr))?;
+            found.step(b);
             found.gradients = Difference::of(&mut one, &mut many, StateKind::Gradient)?;
         }
+    }
+    // As training takes them: where ranks need not wait for each other after every step, they don't.
+    while many.steps() < steps as u64 {
+        let rest = steps as u64 - many.steps();
+        many.take(rest, &batches)?.into_iter().for_each(|b| found.step(b));
     }
     let full = many.full_kind();
     found.params = Difference::of(&mut one, &mut many, full)?;
@@ -160,8 +170,22 @@ pub fn verify_as(
     })
 }
 
+/// The batches of all steps, for ranks that take several.
+struct Steps {
+    lr: f64,
+    steps: Vec<OwnedStep>,
+}
+
+impl BatchSource for Steps {
+    fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()> {
+        self.steps[step as usize - 1].with(|data| run(data, self.lr))
+    }
+}
+
 #[derive(Default)]
 struct Comparison {
+    /// The results of one rank.
+    expected: Vec<StepResult>,
     first_loss: f64,
     first_grad_norm: f64,
     loss: f64,
@@ -172,7 +196,8 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn step(&mut self, a: StepResult, b: StepResult) {
+    fn step(&mut self, b: StepResult) {
+        let a = self.expected[self.steps];
         let (loss, norm) = (relative(a.loss, b.loss), relative(a.grad_norm, b.grad_norm));
         self.steps += 1;
         if self.steps == 1 {

@@ -227,7 +227,7 @@ fn padding(buffer: &Buffer) -> Vec<bool> {
 fn is_fresh(script: &Script, index: usize) -> bool {
     let buffer = &script.buffers[index];
     match buffer.source {
-        Source::Script | Source::Result => true,
+        Source::Script | Source::Result | Source::Carried => true,
         Source::State | Source::Host => {
             buffer.category == Category::Gradients
                 && script.actions.iter().any(|a| a.writes().contains(&BufferId(index)))

@@ -11,6 +11,7 @@ use phalanx_ir::{Axis, DType, Program, TensorType};
 use crate::key::BufferKey;
 use crate::library::Placed;
 use crate::names::Names;
+use crate::rolling::Window;
 use crate::schedule::ScheduledRun;
 use crate::updates::Updates;
 
@@ -84,6 +85,9 @@ pub enum Source {
     Host,
     /// An action writes it and the host reads it after the step.
     Result,
+    /// A script of an endless row: the one before has left it, and this one leaves it to the next. In between it
+    /// holds nothing.
+    Carried,
 }
 
 /// A piece of memory of a rank.
@@ -268,6 +272,8 @@ pub struct Script {
     pub updates: Option<Updates>,
     /// The weights, if they have versions.
     pub versioned: Vec<VersionedBuffer>,
+    /// Which script of an endless row it is, if it is one.
+    pub window: Option<Window>,
     /// What the numbers in contributions stand for.
     pub names: Names,
 }
@@ -281,6 +287,8 @@ pub struct Accumulator {
     pub dtype: DType,
     /// For each update: every summand that this rank adds.
     pub complete: Vec<Vec<Contribution>>,
+    /// Whether the script before has left it complete, for an update of its own before those.
+    pub left: bool,
     /// Axes along which other ranks add their summands: the stage groups that share a parameter.
     pub shared: BTreeSet<Axis>,
 }

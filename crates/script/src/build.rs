@@ -17,6 +17,7 @@ mod reduce;
 mod rescale;
 mod rounds;
 mod save;
+mod train;
 mod update;
 mod versions;
 mod wiring;
@@ -38,18 +39,16 @@ use crate::scaling::LossScaling;
 use crate::schedule::{Part, ScheduledRun};
 use crate::stage_group::StageGroup;
 use crate::unit::{Unit, units};
-use ahead::{Ahead, Pending};
+use ahead::Pending;
 use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
-use moves::Mover;
-use reduce::Reducer;
-use rounds::Rounds;
 use versions::VersionPlaces;
 
 pub use ahead::AheadPart;
 pub use average::{ReplicaRanks, average_script};
 pub use hold::{HeldRange, UnitBuffers};
+pub use train::{ahead_script, saving_script, train_script};
 pub use world::World;
 
 /// The programs of each distinct segment of a model.
@@ -265,96 +264,6 @@ impl State {
     fn weights(&self) -> Vec<BufferId> {
         self.buffers.iter().map(|b| b.weights.buffer).collect()
     }
-}
-
-/// The script of one training step: the schedule's runs, with gathers and reductions where units
-/// are shared, the norm, then the updates.
-pub fn train_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
-    train_after(training, state, state.script(), None)
-}
-
-/// The same; before it, and beside it, the state is saved.
-pub fn saving_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
-    train_after(training, state, state.save_script(), None)
-}
-
-/// The script of one of several steps that do not wait for each other's norm.
-pub fn ahead_script(
-    training: &TrainingScript<'_>,
-    state: &State,
-    part: AheadPart,
-) -> Result<Script, ScriptError> {
-    train_after(training, state, state.script(), Some(part))
-}
-
-/// The script of a training step that begins with the actions of `script`.
-fn train_after(
-    training: &TrainingScript<'_>,
-    state: &State,
-    script: Script,
-    ahead: Option<AheadPart>,
-) -> Result<Script, ScriptError> {
-    let TrainingScript { world, at, precision, .. } = *training;
-    let (turns, weights) = (training.stage_group().turns, state.weights());
-    let State { units, buffers, .. } = state;
-    let mut binder = Binder::new(world, at.stage_group, script);
-    binder.weights = Places::new(world.model, units, &weights, precision.weights);
-    let mut versions = VersionPlaces::new(world, at.stage_group, state)?;
-    versions = versions.previewed(ahead.is_some_and(AheadPart::commits));
-    versions.declare(&mut binder.script);
-    let ahead = ahead.map(|part| (part, Ahead::start(training, state, part, &mut binder.script)));
-    let mut ahead = ahead.map(|(part, own)| own.map(|own| (part, own))).transpose()?;
-    let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
-    let mut mover = Mover::new(world, at);
-    let mut collector = Collector::new(world, at.stage_group, units, precision.weights);
-    let mut reducer = Reducer::new(training, units, buffers, &mut binder);
-    if ahead.as_ref().is_some_and(|(part, _)| part.commits()) {
-        // The first update takes what the script before has left complete.
-        let accumulators = binder.script.accumulators.iter_mut();
-        accumulators.for_each(|own| own.complete.insert(0, Vec::new()));
-    }
-    let mut rounds = Rounds::new(training);
-    for (index, turn) in turns.iter().enumerate() {
-        if let Some((_, ahead)) = &mut ahead {
-            ahead.before(*turn, &mut binder.script, &mut versions)?;
-        }
-        mover.before(index, &mut binder)?;
-        messenger.before(index, &mut binder)?;
-        versions.bind(*turn, &mut binder, precision.weights);
-        collector.before(index, &versions, &mut binder)?;
-        reducer.before(*turn, &mut binder)?;
-        binder.turn(*turn)?;
-        messenger.after(index, &mut binder)?;
-        collector.after(index, &mut binder);
-        reducer.after(index, &mut binder)?;
-        if rounds.ends(index) {
-            reducer.end_update(versions.done(), &mut binder)?;
-            let numbers = rounds.end(&mut binder.script, state, versions.done())?;
-            finish::append(&mut binder.script, state, training, numbers, &mut versions, None)?;
-        }
-    }
-    mover.finish(&mut binder)?;
-    if world.updates.is_some() {
-        let mut script = binder.script;
-        rounds.finish(&mut script)?;
-        messenger.finish(&mut script);
-        return Ok(script);
-    }
-    reducer.end_update(0, &mut binder)?;
-    let mut script = binder.script;
-    if let Some((_, ahead)) = ahead.as_ref().filter(|(part, _)| part.previews()) {
-        ahead.preview(&mut script)?;
-        messenger.finish(&mut script);
-        return Ok(script);
-    }
-    let mut numbers = norm::append(&mut script, state, training)?;
-    messenger.finish(&mut script);
-    numbers.go = numbers.go.or(ahead.and_then(|(_, ahead)| ahead.valid()));
-    if let (Some(scaling), Some(go)) = (training.scaling, numbers.go) {
-        rescale::append(&mut script, &state.scalars, training, scaling, go)?;
-    }
-    finish::append(&mut script, state, training, numbers, &mut versions, None)?;
-    Ok(script)
 }
 
 /// What determines a script that only runs forward on one rank.

@@ -6,11 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, DType, Op, TensorType};
 
-use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
+use crate::action::{
+    Accumulator, Action, BufferId, Contribution, Kind, Run, Script, Source, Write,
+};
+use crate::commits::Commits;
 use crate::error::ScriptError;
 use crate::fit::{Needs, messages, sizes};
 use crate::order::HappensBefore;
 use crate::over::over;
+use crate::rolling::Carried;
 use crate::tiers::tiers;
 use crate::versions::Versions;
 
@@ -22,18 +26,21 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
 
 /// Checks what buffers hold, in a script whose order was already checked.
 pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
-    let mut written: Vec<bool> =
-        (script.buffers.iter()).map(|b| matches!(b.source, Source::State | Source::Host)).collect();
+    let found = |source| match source {
+        Source::State | Source::Host => true,
+        Source::Carried => script.begins_in_flight(),
+        Source::Script | Source::Result => false,
+    };
+    let mut written: Vec<bool> = script.buffers.iter().map(|b| found(b.source)).collect();
     let needs: Vec<Needs> =
         script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
     let mut versions = Versions::new(script);
-    // Accumulators persist, but what they hold from the step before is not a contribution. One without
-    // contributions is zero and stays zero; one whose first update needs no contribution is complete from the
-    // script before.
-    for accumulator in
-        script.accumulators.iter().filter(|a| a.complete.first().is_some_and(|all| !all.is_empty()))
-    {
+    let (mut carried, mut commits) = (Carried::new(script), Commits::new(script));
+    // Accumulators persist, but what they hold from the step before is not a contribution, unless that step has left
+    // its update to this script. One without contributions is zero and stays zero.
+    let begins = |own: &&Accumulator| !own.left && own.complete.iter().any(|all| !all.is_empty());
+    for accumulator in script.accumulators.iter().filter(begins) {
         written[accumulator.buffer.0] = false;
     }
     for (index, action) in script.actions.iter().enumerate() {
@@ -46,6 +53,8 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         tiers(script, index, action)?;
         gradients.apply(index, action)?;
         versions.apply(index, action)?;
+        carried.apply(index, action)?;
+        commits.apply(index, action)?;
         if let Some(run) = action.run() {
             over(script, index, action, run)?;
         }
@@ -62,6 +71,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         }
     }
     versions.end()?;
+    carried.end()?;
     gradients.all_used()
 }
 
@@ -91,8 +101,10 @@ impl<'a> Gradients<'a> {
             shared: accumulators.clone().map(|a| (a.buffer, a.shared.clone())).collect(),
             complete: accumulators
                 .map(|a| {
-                    let each = a.complete.iter().map(|all| all.iter().copied().collect());
-                    (a.buffer, (a.dtype, each.collect()))
+                    // What the script before has left needs nothing more.
+                    let left = a.left.then(BTreeSet::new);
+                    let own = a.complete.iter().map(|all| all.iter().copied().collect());
+                    (a.buffer, (a.dtype, left.into_iter().chain(own).collect()))
                 })
                 .collect(),
             holds: BTreeMap::new(),

@@ -31,6 +31,18 @@ pub enum ScriptError {
         /// The usual fix.
         help: String,
     },
+    /// What is carried from a script to the next would be lost, or something else would be read.
+    #[error(
+        "action {action} ({what}): {why}\n  write it only after its last reader, and before the script ends"
+    )]
+    Carried {
+        /// The action's number.
+        action: usize,
+        /// The action's description.
+        what: String,
+        /// What would go wrong.
+        why: String,
+    },
     /// An action reads a buffer that nothing has written.
     #[error("action {action} ({what}) reads `{buffer}`, which nothing has written before it")]
     Unwritten {

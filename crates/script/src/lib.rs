@@ -16,6 +16,7 @@ pub mod action;
 mod alike;
 pub mod build;
 pub mod check;
+mod commits;
 pub mod compile;
 mod cycle;
 pub mod edge;
@@ -33,6 +34,7 @@ pub mod order;
 mod over;
 mod parked;
 pub mod plan;
+mod rolling;
 mod scaling;
 pub mod schedule;
 pub mod stage_group;
@@ -70,6 +72,7 @@ pub use parked::ParkedMove;
 pub use plan::{
     Choice, Controller, EveryStep, Outcome, Plan, PlannedScript, Record, ScriptBuilder, ScriptKey,
 };
+pub use rolling::{RollPart, RollingTurns, Window};
 pub use scaling::{LossScaling, ScaleRule};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;

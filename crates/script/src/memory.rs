@@ -67,14 +67,37 @@ pub fn plan_with_state(
     script: &Script,
     base: Option<&MemoryPlan>,
 ) -> Result<MemoryPlan, ScriptError> {
-    Ok(plan_in_order(script, &HappensBefore::of(script)?, base))
+    let settled = Settled { state: base, row: None };
+    Ok(plan_in_order(script, &HappensBefore::of(script)?, settled))
+}
+
+/// What lies somewhere already.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Settled<'a> {
+    /// Where state lies: buffers with the same indices.
+    pub(crate) state: Option<&'a MemoryPlan>,
+    /// Where another script of an endless row has what it carries: buffers with the same keys.
+    pub(crate) row: Option<(&'a Script, &'a MemoryPlan)>,
+}
+
+impl Settled<'_> {
+    /// Where a buffer of a script lies, if that is known.
+    fn offset(&self, script: &Script, index: usize) -> Option<usize> {
+        match (script.buffers[index].source, self.state, self.row) {
+            (Source::State, Some(state), _) => Some(state.offsets[index]),
+            (Source::Carried, _, Some((other, plan))) => {
+                other.find(&script.buffers[index].key).map(|found| plan.offsets[found.0])
+            }
+            _ => None,
+        }
+    }
 }
 
 /// The same for a script whose order is known.
 pub(crate) fn plan_in_order(
     script: &Script,
     order: &HappensBefore,
-    base: Option<&MemoryPlan>,
+    settled: Settled<'_>,
 ) -> MemoryPlan {
     let (uses, all) = (uses(script), (0..script.actions.len()).collect::<Vec<usize>>());
     let lives = lives(script, &uses);
@@ -82,7 +105,7 @@ pub(crate) fn plan_in_order(
         (vec![0; script.buffers.len()], vec![None; script.actions.len()]);
     let mut arenas = [0; Tier::ALL.len()];
     for tier in Tier::ALL {
-        let mut allocations = allocations(script, tier, base, (&uses, &all), &lives);
+        let mut allocations = allocations(script, tier, settled, (&uses, &all), &lives);
         place(&mut allocations, order);
         for room in &allocations {
             match room.owner {
@@ -114,26 +137,26 @@ pub(crate) fn plan_in_order(
 fn allocations<'a>(
     script: &Script,
     tier: Tier,
-    base: Option<&MemoryPlan>,
+    settled: Settled<'_>,
     (uses, all): (&'a [Vec<usize>], &'a [usize]),
     lives: &[Option<(usize, usize)>],
 ) -> Vec<Allocation<'a>> {
     let mut allocations: Vec<Allocation<'a>> = Vec::new();
     for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
-        let uses: &[usize] = match (&lives[index], buffer.source) {
+        let life = match (&lives[index], buffer.source) {
             (None, _) => continue,
-            (Some(_), Source::Script) => &uses[index],
+            (Some(_), Source::Script) => Life::Uses(&uses[index]),
+            (Some(_), Source::Carried) => carried(script, index, &uses[index]),
             // Its contents matter before the first action or after the last one.
-            (Some(_), _) => &[],
+            (Some(_), _) => Life::Always,
         };
-        let fixed =
-            (base.filter(|_| buffer.source == Source::State)).map(|base| base.offsets[index]);
+        let fixed = settled.offset(script, index);
         let offset = fixed.unwrap_or(0);
         let owner = Owner::Buffer(index);
         allocations.push(Allocation {
             owner,
             bytes: buffer.bytes,
-            uses,
+            life,
             offset,
             fixed: fixed.is_some(),
         });
@@ -142,8 +165,8 @@ fn allocations<'a>(
         let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots().extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
-            let uses = &all[index..=index];
-            allocations.push(Allocation { owner, bytes: extent, uses, offset: 0, fixed: false });
+            let life = Life::Uses(&all[index..=index]);
+            allocations.push(Allocation { owner, bytes: extent, life, offset: 0, fixed: false });
         }
     }
     allocations
@@ -159,11 +182,39 @@ enum Owner {
 struct Allocation<'a> {
     owner: Owner,
     bytes: usize,
-    /// The actions that use it; empty if it lives throughout.
-    uses: &'a [usize],
+    life: Life<'a>,
     offset: usize,
     /// Whether the offset is already fixed.
     fixed: bool,
+}
+
+/// When an allocation holds something.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Life<'a> {
+    /// Throughout.
+    Always,
+    /// From the first of these actions until all of them are over.
+    Uses(&'a [usize]),
+    /// From before the script until these actions are over; again from an action on, until after the script.
+    Carried { before: Option<&'a [usize]>, from: Option<usize> },
+}
+
+/// The life of a buffer that is carried from a script to the next: between its last reader and what is written for the
+/// next script, its memory is free.
+fn carried<'a>(script: &Script, index: usize, uses: &'a [usize]) -> Life<'a> {
+    let writes = |action: &usize| script.actions[*action].writes().contains(&BufferId(index));
+    let window = script.window.map(|window| window.part);
+    let (begins, ends) =
+        window.map_or((true, true), |part| (part.begins_in_flight(), part.ends_in_flight()));
+    let written = uses.iter().position(writes);
+    let (before, after) = uses.split_at(written.unwrap_or(uses.len()));
+    match (begins, ends) {
+        // The last script reads it only.
+        (true, false) => Life::Carried { before: Some(uses), from: None },
+        (begins, _) => {
+            Life::Carried { before: begins.then_some(before), from: after.first().copied() }
+        }
+    }
 }
 
 /// The actions that use each buffer, in order.

@@ -16,8 +16,9 @@ use crate::action::Script;
 use crate::build::{AheadPart, State};
 use crate::check::contents;
 use crate::error::ScriptError;
-use crate::memory::{MemoryPlan, plan, plan_in_order};
+use crate::memory::{MemoryPlan, Settled, plan, plan_in_order};
 use crate::order::HappensBefore;
+use crate::rolling::RollPart;
 
 /// Names one script of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,8 +26,8 @@ use crate::order::HappensBefore;
 pub enum ScriptKey {
     /// One optimizer step.
     Train,
-    /// Several steps without a flush between them.
-    Block,
+    /// One of an endless row of scripts without a flush between them.
+    Roll(RollPart),
     /// One of several optimizer steps that do not wait for each other's norm.
     Ahead(AheadPart),
     /// One optimizer step, beside which the state from before it is saved.
@@ -43,9 +44,11 @@ pub enum ScriptKey {
 
 impl ScriptKey {
     /// Every key.
-    pub const ALL: [ScriptKey; 10] = [
+    pub const ALL: [ScriptKey; 12] = [
         ScriptKey::Train,
-        ScriptKey::Block,
+        ScriptKey::Roll(RollPart::First),
+        ScriptKey::Roll(RollPart::Middle),
+        ScriptKey::Roll(RollPart::Last),
         ScriptKey::Ahead(AheadPart::First),
         ScriptKey::Ahead(AheadPart::Middle),
         ScriptKey::Ahead(AheadPart::Last),
@@ -55,6 +58,16 @@ impl ScriptKey {
         ScriptKey::Predict,
         ScriptKey::Average,
     ];
+
+    /// The script that says where this one finds what is carried.
+    fn carries_as(self) -> Option<ScriptKey> {
+        match self {
+            ScriptKey::Roll(RollPart::First | RollPart::Last) => {
+                Some(ScriptKey::Roll(RollPart::Middle))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A checked script with its order and its memory plan, ready to run.
@@ -72,9 +85,20 @@ impl PlannedScript {
     /// Checks a script and plans its memory; its order is computed once. State stays where `base`
     /// has it.
     pub fn new(script: Script, base: Option<&MemoryPlan>) -> Result<Self, ScriptError> {
+        Self::settled(script, Settled { state: base, row: None })
+    }
+
+    /// The same for a script of an endless row: what it carries lies where another script of the row has it.
+    fn in_row(mut script: Script, base: &MemoryPlan, other: &Self) -> Result<Self, ScriptError> {
+        script.carry_as(&other.script)?;
+        let row = Some((&other.script, &other.memory));
+        Self::settled(script, Settled { state: Some(base), row })
+    }
+
+    fn settled(script: Script, settled: Settled<'_>) -> Result<Self, ScriptError> {
         let order = HappensBefore::of(&script)?;
         contents(&script)?;
-        let memory = plan_in_order(&script, &order, base);
+        let memory = plan_in_order(&script, &order, settled);
         Ok(Self { script, order, memory })
     }
 
@@ -122,7 +146,10 @@ impl Plan {
     pub fn like(&self, state: State, builder: &dyn ScriptBuilder) -> Result<Self, ScriptError> {
         let mut scripts = BTreeMap::new();
         for (key, planned) in &self.scripts {
-            let script = builder.build(*key, &state)?;
+            let mut script = builder.build(*key, &state)?;
+            if planned.script.window.is_some() {
+                script.carry_as(&planned.script)?;
+            }
             scripts.insert(*key, Arc::new(planned.like(script)?));
         }
         Ok(Self { state, base: self.base.clone(), scripts })
@@ -148,7 +175,14 @@ impl Plan {
             return Ok(known.clone());
         }
         let script = builder.build(key, &self.state)?;
-        let planned = Arc::new(PlannedScript::new(script, Some(&self.base))?);
+        let planned = match key.carries_as() {
+            None => PlannedScript::new(script, Some(&self.base))?,
+            Some(other) => {
+                let other = self.script(other, builder)?;
+                PlannedScript::in_row(script, &self.base, &other)?
+            }
+        };
+        let planned = Arc::new(planned);
         self.scripts.insert(key, planned.clone());
         Ok(planned)
     }

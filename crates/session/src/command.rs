@@ -101,7 +101,8 @@ impl Command<'_> {
 
 /// Gives batches to ranks that ask for them.
 pub trait BatchSource: Sync {
-    /// Gives the data and the learning rate of a step to `run`, once.
+    /// Gives the data and the learning rate of a step to `run`, once. A rank that runs forwards ahead of a step asks for it
+    /// twice.
     fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()>;
 
     /// Gives the data and the learning rate of the step after `step` to `run`, if they are known while

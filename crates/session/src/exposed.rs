@@ -1,18 +1,35 @@
 //! Which values models expose, and what depends on it.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use phalanx_ir::{Model, Role};
 use phalanx_models::port;
 use phalanx_script::ScriptKey;
 
 use super::Lowered;
+use crate::lowered::{BLOCK, ROW};
 
 impl Lowered {
-    /// Whether steps may be taken in blocks: not if predictions are read after each.
-    pub(crate) fn has_blocks(&self) -> bool {
-        let rolls = self.settings.parallel.pipeline.has_blocks();
-        (rolls && !self.reads_predictions()) || self.goes_ahead()
+    /// Whether a pipeline does not drain between steps: not if predictions are read after each. A loss of a stage before the last would have to wait for its
+    /// backward in the next script: such models take steps one by one.
+    pub(crate) fn rolls(&self) -> bool {
+        let last = self.model.instances().last().map(|instance| instance.segment);
+        let segments = self.model.segments().iter().enumerate();
+        let mut others = segments.filter(|(number, _)| Some(*number) != last);
+        let early = others.any(|(_, program)| program.outputs_with(Role::Loss).next().is_some());
+        !self.rows.is_empty() && self.trains && !self.reads_predictions() && !early
+    }
+
+    /// At least and at most how many steps are taken together; one if none are.
+    pub(crate) fn together(&self) -> RangeInclusive<usize> {
+        let each =
+            self.rows.first().map_or(1, |row| row.window.microbatches / self.settings.microbatches);
+        match (self.rolls(), self.goes_ahead()) {
+            (true, _) => 2 * each..=ROW.max(2 * each),
+            (false, true) => BLOCK..=BLOCK,
+            (false, false) => 1..=1,
+        }
     }
 
     /// Whether what the model exposes is read after each step.

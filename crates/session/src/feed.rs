@@ -193,6 +193,11 @@ impl Feed {
         Ok(Self { script, inputs, microbatches, updates, rows, share, bytes })
     }
 
+    /// Of how many steps the script reads something.
+    pub(crate) fn steps(&self) -> usize {
+        self.inputs.iter().map(|(_, step, _)| step + 1).fold(1, usize::max)
+    }
+
     /// Fills the host buffers of a script of one step.
     pub(crate) fn write<E: Engine>(
         &mut self,

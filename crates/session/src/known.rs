@@ -1,6 +1,7 @@
 //! Facts about a session that are known before any rank starts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use phalanx_call::traffic::add;
 use phalanx_ir::Param;
@@ -43,9 +44,8 @@ pub(super) struct Known {
     pub(super) predicting: BTreeSet<ScriptKey>,
     /// Whether steps tell how many tokens chose which expert.
     pub(super) has_experts: bool,
-    /// Whether steps that are taken together run without waiting in between: in pipelines without a flush, unless
-    /// predictions are read after each step.
-    pub(super) blocks: bool,
+    /// At least and at most how many steps that are taken together run without waiting in between.
+    pub(super) together: RangeInclusive<usize>,
     /// By parameter: how many older versions of its weights are kept.
     pub(super) older: Vec<usize>,
     /// By rank: its replica.
@@ -163,7 +163,7 @@ impl Known {
             exposed: lowered.exposed(),
             predicting: lowered.exposing(port::PREDICTION),
             has_experts: lowered.exposing(port::CHOSEN).contains(&ScriptKey::Train),
-            blocks: lowered.has_blocks(),
+            together: lowered.together(),
             older: lowered.updates.as_ref().map_or_else(
                 || vec![0; lowered.model.params().len()],
                 |updates| asynchronous::delays(&lowered.model, updates),

@@ -58,7 +58,7 @@ mod worker;
 mod writing;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ pub use command::{
 pub use feed::{Field, OwnedStep, StepData};
 pub use forward::Forward;
 pub use load::ExpertLoad;
-pub use lowered::{BLOCK, Lowered, TrainPlan};
+pub use lowered::{BLOCK, Lowered, ROW, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
@@ -198,9 +198,9 @@ impl Session {
         Ok(means.as_chunks::<2>().0.iter().zip(&taken).map(mean).collect())
     }
 
-    /// Whether [`BLOCK`] steps that are taken together run without waiting in between.
-    pub fn has_blocks(&self) -> bool {
-        self.known.blocks
+    /// At least and at most how many steps that are taken together run without waiting in between; one if none do.
+    pub fn together(&self) -> RangeInclusive<usize> {
+        self.known.together.clone()
     }
 
     /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the

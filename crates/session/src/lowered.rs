@@ -1,5 +1,7 @@
 //! What all ranks of a session share: the model on its mesh, and the programs of its segments.
 
+mod describe;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -7,8 +9,8 @@ use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
 use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
-    Compiled, Library, ParkedMove, RankOnMesh, RankPlace, ReplicaRanks, ScheduledRun, Script,
-    ScriptKey, StageGroup, Unit, Updates, forward, merge_adjacent,
+    Compiled, Library, ParkedMove, RankOnMesh, RankPlace, ReplicaRanks, RollingTurns, ScheduledRun,
+    Script, ScriptKey, StageGroup, Unit, Updates, forward, merge_adjacent,
 };
 use phalanx_spmd::{Gathering, Keep, Partition, Share};
 
@@ -19,8 +21,13 @@ use super::{ForwardModel, Models, Settings};
 use crate::{asynchronous, host, parked};
 use phalanx_error::{Error, Result};
 
-/// Steps of a block: a pipeline that does not wait for its gradients fills once for all of them.
+/// Steps that go ahead of their norms together, with post-validation.
 pub const BLOCK: usize = 8;
+
+/// Steps that are taken together at most where a pipeline does not drain between them: it fills once for all of them.
+/// With m micro-batches of a step, m at least p, stage groups are busy for 32m/(32m + p − 1) of the time: 0.97 or more for
+/// up to 97 stage groups.
+pub const ROW: usize = 32;
 
 /// A model's programs, before any engine is involved.
 pub struct Lowered {
@@ -42,6 +49,9 @@ pub struct Lowered {
     pub(crate) updates: Option<Updates>,
     /// Micro-batches that wait on other stage groups for their backward.
     pub(crate) moves: Vec<ParkedMove>,
+    /// What stage groups do where steps follow each other without a flush: the first script of a row, those in the
+    /// middle, the last one. Empty if they cannot.
+    pub(crate) rows: Vec<RollingTurns>,
 }
 
 /// A rank's training step.
@@ -84,8 +94,6 @@ struct GroupRuns {
     /// Which of the distinct meshes it has.
     on_mesh: usize,
     turns: Vec<ScheduledRun>,
-    /// The same for a block of steps, if steps may follow each other without a flush.
-    block: Vec<ScheduledRun>,
     forward: BTreeMap<ScriptKey, Vec<ScheduledRun>>,
     /// By replica.
     ranks: Vec<Vec<usize>>,
@@ -112,12 +120,14 @@ impl Lowered {
         let updates = pipeline.updates(model, stage_groups.len(), parts)?;
         asynchronous::check(&settings, model, updates.as_ref())?;
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
-        let blocks = match pipeline.has_blocks() {
-            true => pipeline.turns(model, stage_groups.len(), parts, BLOCK)?,
+        // Forwards ahead must be fewer than the micro-batches of a script.
+        let steps_each = stage_groups.len().div_ceil(parts);
+        let mut row = match pipeline.has_blocks() {
+            true => pipeline.turns(model, stage_groups.len(), parts, 3 * steps_each)?,
             false => vec![Vec::new(); turns.len()],
         };
         let (mut on_mesh, mut groups): (Vec<OnMesh>, Vec<GroupRuns>) = (Vec::new(), Vec::new());
-        for (((mesh, ranks), turns), block) in stage_groups.into_iter().zip(turns).zip(blocks) {
+        for (((mesh, ranks), turns), row) in stage_groups.into_iter().zip(turns).zip(&mut row) {
             let known = on_mesh.iter().position(|l| l.mesh == mesh);
             let index = known.unwrap_or(on_mesh.len());
             if known.is_none() {
@@ -143,17 +153,33 @@ impl Lowered {
                 (key, runs)
             };
             let forward = models.forward().map(once).collect();
-            let [turns, block] =
-                [turns, block].map(|turns| merged(turns, model, &on_mesh[index].partition));
-            groups.push(GroupRuns { on_mesh: index, turns, block, forward, ranks });
+            let [turns, endless] = [turns, std::mem::take(row)]
+                .map(|turns| merged(turns, model, &on_mesh[index].partition));
+            *row = endless;
+            groups.push(GroupRuns { on_mesh: index, turns, forward, ranks });
         }
         let turns: Vec<&[ScheduledRun]> = groups.iter().map(|group| &group.turns[..]).collect();
         let moves = pipeline.moves(model, parts, &turns)?;
         parked::check(&moves, pipeline.name(), |a, b| groups[a].on_mesh == groups[b].on_mesh)?;
+        let rows = match pipeline.has_blocks() {
+            true => RollingTurns::cut(&row, parts * steps_each)?.into(),
+            false => Vec::new(),
+        };
         let forward = models.forward().map(|(key, own)| (key, own.clone())).collect();
         let (model, library) = (model.clone(), Arc::new(Library::new(requirements)));
         let trains = true;
-        Ok(Self { settings, model, forward, on_mesh, groups, library, trains, updates, moves })
+        Ok(Self {
+            settings,
+            model,
+            forward,
+            on_mesh,
+            groups,
+            library,
+            trains,
+            updates,
+            moves,
+            rows,
+        })
     }
 
     /// A model that is evaluated on one rank and never trained.
@@ -173,8 +199,7 @@ impl Lowered {
         let on_mesh = OnMesh { mesh, partition, forward: programs, compiled };
         let turns = forward(0..model.instances().len(), microbatches);
         let runs = BTreeMap::from([(key, turns.clone())]);
-        let (block, ranks) = (Vec::new(), vec![vec![0]]);
-        let group = GroupRuns { on_mesh: 0, turns, block, forward: runs, ranks };
+        let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![vec![0]] };
         let own = ForwardModel { model: model.clone(), microbatches };
         Ok(Self {
             settings,
@@ -186,6 +211,7 @@ impl Lowered {
             trains: false,
             updates: None,
             moves: Vec::new(),
+            rows: Vec::new(),
         })
     }
 
@@ -279,12 +305,14 @@ impl Lowered {
         self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
-    /// The stage groups of the pipeline in a replica, with the turns of a block of steps, if there are any.
-    pub(crate) fn block_groups_of(&self, replica: usize) -> Option<Vec<StageGroup<'_>>> {
-        let blocks = self.settings.parallel.pipeline.has_blocks();
-        blocks.then(|| {
-            self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.block)
-        })
+    /// The same, with the turns of a script of an endless row.
+    pub(crate) fn row_groups_of<'a>(
+        &'a self,
+        replica: usize,
+        row: &'a RollingTurns,
+    ) -> Vec<StageGroup<'a>> {
+        let own = self.stage_groups_of(replica).into_iter().zip(&row.turns);
+        own.map(|(group, turns)| StageGroup { turns, ..group }).collect()
     }
 
     fn devices_with<'a>(
@@ -362,58 +390,6 @@ impl Lowered {
         }
         let beside = self.library.beside();
         Ok((largest + beside, all + beside * self.ranks()))
-    }
-
-    /// The ranks and how they divide the work, in one line.
-    pub fn describe(&self) -> String {
-        let (parallel, sharing) = (&self.settings.parallel, self.on_mesh[0].partition.sharing());
-        let ranks = self.ranks();
-        let told = self.groups.len() > 1 || !parallel.pipeline.is_usual();
-        let pipeline = told.then(|| parallel.pipeline.name().to_owned());
-        if ranks == 1 {
-            return pipeline.map_or("1 rank".to_owned(), |name| format!("1 rank: {name}"));
-        }
-        let degrees = |mesh: &Mesh| -> String {
-            let degrees: Vec<String> =
-                mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
-            degrees.join(" · ")
-        };
-        let stage_groups = match (&parallel.pipeline.meshes[..], self.groups.len()) {
-            ([], _) if self.replicas() > 1 => degrees(&parallel.mesh),
-            ([], 1) => degrees(self.mesh()),
-            ([], stage_groups) => [format!("pp {stage_groups}"), degrees(self.mesh())]
-                .into_iter()
-                .filter(|part| !part.is_empty())
-                .collect::<Vec<_>>()
-                .join(" · "),
-            (meshes, _) => {
-                let each: Vec<String> =
-                    meshes.iter().map(|m| format!("({})", degrees(m))).collect();
-                each.join(" → ")
-            }
-        };
-        let names: Vec<String> =
-            (parallel.strategies.iter().map(|s| s.name().to_owned())).chain(pipeline).collect();
-        let facts = sharing.facts();
-        let kept = [
-            ("weights", facts.weights),
-            ("gradients", facts.gradient),
-            ("optimizer state", facts.state),
-        ];
-        let kept = kept.into_iter().filter(|(_, kept)| kept.is_shard()).map(|(what, _)| what);
-        let kept: Vec<&str> = kept.collect();
-        let shards = kept.split_last().map(|(last, others)| {
-            let what = match others {
-                [] => (*last).to_owned(),
-                others => format!("{} and {last}", others.join(", ")),
-            };
-            let axes: Vec<String> = facts.axes.iter().map(ToString::to_string).collect();
-            format!("; {what} in shards over {}", axes.join(" · "))
-        });
-        let shards = shards.unwrap_or_default();
-        let replicas = parallel.replicas.map(|replicas| replicas.describe());
-        let names: Vec<String> = replicas.into_iter().chain(names).collect();
-        format!("{ranks} ranks, {stage_groups}: {}{shards}", names.join(", "))
     }
 
     /// For each parameter: how a rank's programs read it.

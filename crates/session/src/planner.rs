@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use phalanx_ir::Model;
 use phalanx_script::{
     AheadPart, Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript, RankPlace,
-    Route, Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World,
+    RollPart, Route, Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World,
     ahead_script, average_script, check_classes, eval_script, saving_script, traffic_of_class,
     train_script,
 };
@@ -28,8 +28,8 @@ pub struct Planner<'a> {
     pub(crate) lowered: &'a Lowered,
     /// By replica.
     train: Vec<World<'a>>,
-    /// The same for blocks of steps; none if there are no blocks.
-    block: Vec<World<'a>>,
+    /// The same for the scripts of an endless row, by part and replica; none if there is no row.
+    rows: BTreeMap<RollPart, Vec<World<'a>>>,
     /// What the ranks of each replica have in common when a model is run forward, by the key of its
     /// script.
     forward: BTreeMap<ScriptKey, Vec<World<'a>>>,
@@ -54,7 +54,7 @@ pub struct ClassPlan {
 impl<'a> Planner<'a> {
     /// Finds what the ranks of a session have in common.
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
-        let (mut train, mut block) = (Vec::new(), Vec::new());
+        let (mut train, mut rows) = (Vec::new(), BTreeMap::<RollPart, Vec<World<'a>>>::new());
         let mut forward: BTreeMap<ScriptKey, Vec<World<'a>>> = BTreeMap::new();
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
@@ -64,14 +64,19 @@ impl<'a> Planner<'a> {
             };
             let own = world(stage_groups)?.parking(lowered.moves.clone());
             train.push(own.previewing(lowered.goes_ahead()));
-            block.extend(lowered.block_groups_of(replica).map(world).transpose()?);
+            for row in lowered.rows.iter().filter(|_| lowered.rolls()) {
+                let stage_groups = lowered.row_groups_of(replica, row);
+                let world = World::rolling(&lowered.model, stage_groups, library.clone(), row)?;
+                let world = world.updated(lowered.updates.clone());
+                rows.entry(row.window.part).or_default().push(world);
+            }
             for (key, model, stage_groups) in lowered.forwards(replica) {
                 let world = World::new(model, stage_groups, library.clone())?;
                 forward.entry(key).or_default().push(world);
             }
         }
         let (classes, writers) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { lowered, train, block, forward, classes, writers })
+        Ok(Self { lowered, train, rows, forward, classes, writers })
     }
 
     /// The scripts that a session can run.
@@ -79,7 +84,6 @@ impl<'a> Planner<'a> {
         let (trains, saves) = (self.lowered.trains, self.lowered.settings.saves);
         let train = [
             (ScriptKey::Train, trains),
-            (ScriptKey::Block, trains && !self.block.is_empty()),
             (ScriptKey::Ahead(AheadPart::First), self.lowered.goes_ahead()),
             (ScriptKey::Ahead(AheadPart::Middle), self.lowered.goes_ahead()),
             (ScriptKey::Ahead(AheadPart::Last), self.lowered.goes_ahead()),
@@ -88,7 +92,8 @@ impl<'a> Planner<'a> {
             (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
         ];
         let train = train.into_iter().filter(|(_, wanted)| *wanted).map(|(key, _)| key);
-        train.chain(self.forward.keys().copied()).collect()
+        let rows = self.rows.keys().copied().map(ScriptKey::Roll);
+        train.chain(rows).chain(self.forward.keys().copied()).collect()
     }
 
     /// The model that a script runs.
@@ -98,7 +103,7 @@ impl<'a> Planner<'a> {
 
     fn world(&self, key: ScriptKey, replica: usize) -> &World<'a> {
         match (key, self.forward.get(&key)) {
-            (ScriptKey::Block, _) => &self.block[replica],
+            (ScriptKey::Roll(part), _) => &self.rows[&part][replica],
             (_, forward) => &forward.unwrap_or(&self.train)[replica],
         }
     }
@@ -174,11 +179,9 @@ impl<'a> Planner<'a> {
     /// Checks that the scripts of all ranks match, for every key; gives what each rank moves in a
     /// step.
     pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
-        let (classes, mut moved) = (self.classes()?, BTreeMap::new());
+        let mut moved = BTreeMap::new();
         for key in self.keys() {
-            let all: Vec<RankScript> = (classes.iter())
-                .filter_map(|class| class.ranks_of(key, self.world(key, class.replica)))
-                .collect();
+            let all = self.scripts_of(key)?;
             let all: Vec<Class<'_>> = all.iter().map(RankScript::class).collect();
             check_classes(&all)?;
             if key == ScriptKey::Train {
@@ -190,13 +193,15 @@ impl<'a> Planner<'a> {
 
     /// The scripts of single steps, one for each class of ranks.
     pub fn steps(&self) -> Result<BTreeMap<ScriptKey, Vec<RankScript>>> {
-        let classes = self.classes()?;
-        let of = |key| {
-            let own = |class: &ClassPlan| class.ranks_of(key, self.world(key, class.replica));
-            (key, classes.iter().filter_map(own).collect())
-        };
-        let keys = [ScriptKey::Train, ScriptKey::SaveAndTrain];
-        Ok(keys.into_iter().filter(|key| self.keys().contains(key)).map(of).collect())
+        let known = self.keys();
+        let keys = [ScriptKey::Train, ScriptKey::SaveAndTrain].into_iter();
+        keys.filter(|key| known.contains(key)).map(|key| Ok((key, self.scripts_of(key)?))).collect()
+    }
+
+    /// A script, one for each class of ranks; none if ranks have no such script.
+    pub fn scripts_of(&self, key: ScriptKey) -> Result<Vec<RankScript>> {
+        let own = |class: &ClassPlan| class.ranks_of(key, self.world(key, class.replica));
+        Ok(self.classes()?.iter().filter_map(own).collect())
     }
 
     /// A number that differs between plans: processes compare it, each having planned by itself.
@@ -283,7 +288,7 @@ impl ScriptBuilder for RankScripts<'_> {
         let (planner, at) = (self.planner, self.at);
         match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
-            (ScriptKey::Block, _) => {
+            (ScriptKey::Roll(_), _) => {
                 let world = planner.world(key, at.replica);
                 train_script(&TrainingScript { world, ..planner.training(at) }, state)
             }

@@ -1,8 +1,8 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
-mod ahead;
 mod block;
 mod counted;
+mod expected;
 mod kept;
 mod load;
 mod results;
@@ -193,8 +193,9 @@ impl<E: Engine> RankWorker<E> {
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
             let step = from + taken.len() as u64;
-            if self.takes_block(step..from + count, trace.map(|(traced, _)| traced)) {
-                taken.extend(self.block(step, batches)?);
+            let together = self.takes_together(step..from + count, trace.map(|(traced, _)| traced));
+            if together > 0 {
+                taken.extend(self.together(step..step + together, batches)?);
                 continue;
             }
             let origin = trace.filter(|(traced, _)| *traced == step).map(|(_, origin)| origin);

@@ -12,7 +12,7 @@ use phalanx_script::ScriptKey;
 use phalanx_session::corpus::with_step_data;
 use phalanx_session::job;
 use phalanx_session::{
-    Accuracy, BLOCK, BatchSource, ExpertLoad, OwnedStep, Session, StepData, StepResult,
+    Accuracy, BatchSource, ExpertLoad, OwnedStep, Session, StepData, StepResult,
 };
 
 /// Gives one batch after the other.
@@ -83,11 +83,11 @@ pub fn take_blocks(
     let batches = &mut LookAhead { batches, next: None };
     while (session.steps() as usize) < steps {
         let first = session.steps() as usize + 1;
-        let block = first..first + BLOCK;
-        let whole = session.has_blocks() && block.end <= steps + 1;
-        let together = whole && !(first..block.end - 1).any(&pauses);
-        let (results, time) = match together {
-            true => take_block(session, batches, block, &rate)?,
+        let together = session.together();
+        let pause = (first..steps).take(together.end() - 1).find(|step| pauses(*step));
+        let end = 1 + pause.unwrap_or(steps.min(first + together.end() - 1));
+        let (results, time) = match end - first > 1 && together.contains(&(end - first)) {
+            true => take_block(session, batches, first..end, &rate)?,
             false => take_one(session, batches, (first, steps), &rate)?,
         };
         let mut wish = Wish::GoOn;

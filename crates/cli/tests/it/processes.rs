@@ -64,6 +64,17 @@ fn pipelines_and_context_parallel_ranks_have_the_same_bits_as_threads() {
         ("2", "parallel.pp=2 train.microbatches=4"),
         ("2", "parallel.pp=2 train.microbatches=4 parallel.schedule=zb-h1"),
         ("4", "parallel.cp=2 parallel.dp=2"),
+        // Steps that go ahead of their norms, and a row of steps without a flush.
+        (
+            "2",
+            "parallel.pp=2 train.microbatches=4 parallel.schedule=zb-h2 parallel.post_validation=true \
+             train.steps=9 model.layers=2 train.eval_every=0",
+        ),
+        (
+            "2",
+            "parallel.pp=2 train.microbatches=4 parallel.schedule=pipedream train.steps=5 model.layers=2 \
+             train.eval_every=0",
+        ),
     ] {
         same_bits(dir.path(), ranks, keys);
     }

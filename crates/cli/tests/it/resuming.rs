@@ -124,6 +124,24 @@ fn the_same_layout_goes_on_with_the_same_bits() {
     }
 }
 
+/// Steps that ranks take together, between steps that are saved: those that go ahead of their norms in blocks of eight, clipped
+/// or not, and those of a pipeline without a flush in rows of any length.
+#[test]
+fn steps_that_are_taken_together_go_on_with_the_same_bits() {
+    let ahead = ["parallel.pp=2", "parallel.schedule=zb-h2", "parallel.post_validation=true"];
+    let rolling = ["parallel.pp=2", "parallel.schedule=pipedream", "parallel.vertical_sync=true"];
+    for sets in [[&ahead[..], &["optim.clip=1e6"]].concat(), ahead.to_vec(), rolling.to_vec()] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let whole = steps(&run(dir, "whole", 20, &sets));
+        run(dir, "a", 9, &[&sets[..], &["run.checkpoint_every=9"]].concat());
+        let rest = go_on(dir, "runs/a", &["train.steps=20"]).ok();
+        let after: BTreeMap<_, _> = whole.into_iter().filter(|(step, _)| *step > 9).collect();
+        assert_eq!(steps(&rest), after, "{sets:?}");
+        assert!(weights(dir, "a") == weights(dir, "whole"), "{sets:?}");
+    }
+}
+
 /// 20 pairs of layouts, in f64, beside a run that was never stopped.
 #[test]
 fn another_layout_goes_on_with_the_same_numbers() {

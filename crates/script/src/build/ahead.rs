@@ -66,7 +66,7 @@ pub(super) struct Ahead<'a> {
     training: TrainingScript<'a>,
     state: &'a State,
     pending: Pending,
-    part: AheadPart,
+    pub(super) part: AheadPart,
     /// The sums over all stage groups, until they are used.
     summed: Option<BufferId>,
     /// Whether the weights that this step reads were right.
@@ -176,7 +176,7 @@ impl<'a> Ahead<'a> {
         };
         let summed = script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] });
         let (mesh, ranks) = norm::all_ranks(self.training.world)?;
-        let program = norm::summed(&mesh, dtype)?;
+        let program = norm::summed(&mesh, dtype, 1)?;
         let program = script.program_of(self.training.world.library.placed(&program), ranks);
         let run = Run {
             program,

@@ -15,6 +15,7 @@ use crate::action::{
 use crate::error::ScriptError;
 use crate::hash::{QuickMap, QuickSet};
 use crate::key::{BufferKey, Scalar};
+use crate::rolling::RollingTurns;
 use crate::schedule::{Part, ScheduledRun};
 use crate::stage_group::StageGroup;
 use crate::unit::Unit;
@@ -170,11 +171,12 @@ impl<'a> Binder<'a> {
             }
             Role::Boundary => {
                 let key = self.read_key(instance, name, microbatch)?;
-                (key, Category::Workspace, Source::Script)
+                let producer = self.producer(instance, &port.name)?;
+                (key, Category::Workspace, self.made(producer, microbatch))
             }
             Role::Residual => {
                 let key = self.forward_key(instance, name, microbatch);
-                (key, Category::Residuals, Source::Script)
+                (key, Category::Residuals, self.made(instance, microbatch))
             }
             Role::Cotangent => {
                 self.is_differentiated(instance, boundary_of(port)?)?;
@@ -229,7 +231,24 @@ impl<'a> Binder<'a> {
     /// The output of an instance's forward: that of its second run, once there was one.
     fn forward_key(&self, instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
         let again = self.twice.get(&(instance, microbatch)) == Some(&true);
-        BufferKey::Value(Value { instance, port: port.clone(), microbatch, again })
+        self.own_key(Value { instance, port: port.clone(), microbatch, again })
+    }
+
+    /// The key of a value. Those of the next script's micro-batches lie where that script looks for them.
+    fn own_key(&self, value: Value) -> BufferKey {
+        let rolling = self.world.rolling;
+        let earlier = rolling.and_then(|r| value.microbatch.checked_sub(r.window.microbatches));
+        BufferKey::Value(Value { microbatch: earlier.unwrap_or(value.microbatch), ..value })
+    }
+
+    /// Where an instance's forward left its values: the script before ran it, unless it is run again.
+    fn made(&self, instance: usize, microbatch: usize) -> Source {
+        let again = self.twice.get(&(instance, microbatch)) == Some(&true);
+        let flies = |r: &RollingTurns| r.in_flight.contains(&(instance, microbatch));
+        match !again && self.world.rolling.is_some_and(flies) {
+            true => Source::Carried,
+            false => Source::Script,
+        }
     }
 
     /// A boundary value, as the stage group holds it.
@@ -242,7 +261,12 @@ impl<'a> Binder<'a> {
         let [producer, holder] = self.held(instance, name, microbatch)?;
         Ok(match producer == holder {
             true => self.forward_key(producer, name, microbatch),
-            false => value(holder, name, microbatch),
+            false => self.own_key(Value {
+                instance: holder,
+                port: name.clone(),
+                microbatch,
+                again: false,
+            }),
         })
     }
 
@@ -308,6 +332,10 @@ impl<'a> Binder<'a> {
 
     /// A buffer for what another stage group sends. Runs add to what it holds then.
     pub(super) fn received(&mut self, key: BufferKey, bytes: usize) -> BufferId {
+        let key = match key {
+            BufferKey::Value(value) => self.own_key(value),
+            other => other,
+        };
         let view = self.whole(key, Category::Communication, bytes, Source::Script);
         self.begun.insert((view.buffer, view.offset));
         view.buffer
@@ -327,7 +355,7 @@ impl<'a> Binder<'a> {
 
     /// The buffer of a value that is sent to another stage group.
     pub(super) fn sent(&mut self, value: &Value) -> Result<BufferId, ScriptError> {
-        let Some(&buffer) = self.known.get(&BufferKey::Value(value.clone())) else {
+        let Some(&buffer) = self.known.get(&self.own_key(value.clone())) else {
             let name = self.script.names.value(value);
             return Err(ScriptError::Schedule(format!(
                 "`{name}` is sent, but nothing produces it"

@@ -15,6 +15,7 @@ use super::links::{Direction, Link, Point};
 use crate::edge::{EdgePiece, bytes, edge};
 use crate::library::{Library, Placed};
 use crate::message::blocks;
+use crate::schedule::ScheduledRun;
 use crate::stage_group::StageGroup;
 
 /// How values cross between stage groups; each link gets the index of its crossing. Values of the
@@ -60,12 +61,12 @@ fn types<'a>(
     stage_groups: &[StageGroup<'a>],
     link: &Link,
 ) -> Result<[&'a TensorType; 2], ScriptError> {
-    let program = |at: Point| -> &'a Program {
-        let StageGroup { compiled, turns, .. } = stage_groups[at.stage_group];
-        let instance = &model.instances()[turns[at.turn].instance];
-        compiled.program(instance.segment, turns[at.turn].part)
+    let program = |at: Point, turn: ScheduledRun| -> &'a Program {
+        let instance = &model.instances()[turn.instance];
+        stage_groups[at.stage_group].compiled.program(instance.segment, turn.part)
     };
-    let (giver, reader) = (program(link.from), program(link.to));
+    let made = stage_groups[link.from.stage_group].turns[link.from.turn];
+    let (giver, reader) = (program(link.from, made), program(link.to, link.reader));
     // Who hands a value on has only read it; who adds to a cotangent only writes it.
     let named = |port: &&Port| *port.name == *link.value.port;
     let made = giver.outputs().iter().chain(giver.inputs()).find(named);

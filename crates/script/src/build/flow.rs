@@ -19,6 +19,8 @@ use crate::stage_group::StageGroup;
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     places: QuickMap<(usize, usize, Direction), Point>,
+    /// In a row of scripts: the stage group of each instance, whose forward may be in the script before or after.
+    groups: QuickMap<usize, usize>,
 }
 
 /// Readers of a value, one after the other in the model, on the same stage group.
@@ -32,10 +34,17 @@ pub(super) struct Stop {
 }
 
 impl Flow {
-    pub(super) fn new(model: &Model, stage_groups: &[StageGroup<'_>]) -> Result<Self, ScriptError> {
-        let mut places = QuickMap::default();
+    pub(super) fn new(
+        model: &Model,
+        stage_groups: &[StageGroup<'_>],
+        in_row: bool,
+    ) -> Result<Self, ScriptError> {
+        let (mut places, mut groups) = (QuickMap::default(), QuickMap::default());
         for (stage_group, own) in stage_groups.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
+                if in_row {
+                    groups.insert(step.instance, stage_group);
+                }
                 for direction in directions(step.part) {
                     let key = (step.instance, step.microbatch, *direction);
                     if places.insert(key, Point { stage_group, turn }).is_some() {
@@ -48,7 +57,12 @@ impl Flow {
                 }
             }
         }
-        Ok(Self { places })
+        Ok(Self { places, groups })
+    }
+
+    /// Whether another script of a row may run an instance's forward.
+    pub(super) fn runs_elsewhere(&self, instance: usize) -> bool {
+        self.groups.contains_key(&instance)
     }
 
     pub(super) fn place(
@@ -70,8 +84,9 @@ impl Flow {
         microbatch: usize,
     ) -> Result<Vec<Stop>, usize> {
         let group = |instance: usize| {
-            let place = self.place(instance, microbatch, Direction::Forward).ok_or(instance)?;
-            Ok::<_, usize>(place.stage_group)
+            let place = self.place(instance, microbatch, Direction::Forward);
+            let found = place.map(|place| place.stage_group);
+            found.or_else(|| self.groups.get(&instance).copied()).ok_or(instance)
         };
         let mut stops =
             vec![Stop { stage_group: group(source)?, holder: source, readers: Vec::new() }];

@@ -18,6 +18,7 @@ use super::wiring::Wiring;
 use crate::error::ScriptError;
 use crate::hash::QuickSet;
 use crate::library::Library;
+use crate::rolling::RollingTurns;
 use crate::schedule::ScheduledRun;
 use crate::stage_group::StageGroup;
 
@@ -41,8 +42,10 @@ pub(super) enum Direction {
 pub(super) struct Link {
     /// The turn after which it is sent.
     pub(super) from: Point,
-    /// The turn that needs it.
+    /// The turn that needs it; after the last one if the next script of a row does.
     pub(super) to: Point,
+    /// What that turn is.
+    pub(super) reader: ScheduledRun,
     /// The receiver's turn before which it is received: a channel delivers in order, so no later than
     /// what was sent behind it.
     pub(super) by: usize,
@@ -82,6 +85,7 @@ impl Links {
         stage_groups: &[StageGroup<'_>],
         library: &Library,
         wiring: &dyn Fn(usize) -> Arc<Wiring>,
+        rolling: Option<&RollingTurns>,
     ) -> Result<Self, ScriptError> {
         let mut links = Self {
             incoming: vec![Vec::new(); stage_groups.len()],
@@ -93,8 +97,8 @@ impl Links {
         if stage_groups.len() < 2 {
             return Ok(links);
         }
-        links.flow = Flow::new(model, stage_groups)?;
-        let mut all = found(&links.flow, model, stage_groups, wiring)?;
+        links.flow = Flow::new(model, stage_groups, rolling.is_some())?;
+        let mut all = found(&links.flow, model, stage_groups, wiring, rolling)?;
         receive_in_order(&mut all);
         links.levels = settle(stage_groups, &mut all)?;
         links.crossings = crossings(model, stage_groups, library, &mut all)?;
@@ -118,19 +122,22 @@ impl Link {
 }
 
 /// What each turn of each stage group receives from others. A value is received once, before the
-/// first turn that reads it.
+/// first turn that reads it; in a row of scripts, by the script that sends it.
 fn found(
     flow: &Flow,
     model: &Model,
     stage_groups: &[StageGroup<'_>],
     wiring: &dyn Fn(usize) -> Arc<Wiring>,
+    rolling: Option<&RollingTurns>,
 ) -> Result<Vec<Link>, ScriptError> {
     let mut found: Vec<Link> = Vec::new();
     for (stage_group, own) in stage_groups.iter().enumerate() {
         let wiring = wiring(stage_group);
         let reads = Reads { flow, model, stage_groups, wiring: &wiring };
         let mut known = QuickSet::default();
-        for (turn, step) in own.turns.iter().enumerate() {
+        let later = rolling.map_or(&[][..], |rolling| &rolling.next[stage_group]);
+        let later = later.iter().map(|step| (own.turns.len(), step));
+        for (turn, step) in own.turns.iter().enumerate().chain(later) {
             let to = Point { stage_group, turn };
             for link in reads.received(to, *step)? {
                 if known.insert(link.value.clone()) {
@@ -153,6 +160,8 @@ struct Reads<'a> {
 impl Reads<'_> {
     fn received(&self, to: Point, turn: ScheduledRun) -> Result<Vec<Link>, ScriptError> {
         let ScheduledRun { instance, microbatch, part } = turn;
+        // Of what the next script of a row runs, only forwards read what this one sends.
+        let here = to.turn < self.stage_groups[to.stage_group].turns.len();
         let segment = self.model.instances()[instance].segment;
         let program = self.stage_groups[to.stage_group].compiled.program(segment, part);
         let mut links = Vec::new();
@@ -164,26 +173,31 @@ impl Reads<'_> {
                 continue;
             };
             let first = if before == 0 { source } else { stops[before].readers[0] };
-            let from = self.place(first, microbatch, Direction::Forward)?;
-            let link = self.link([from, to], Direction::Forward, &port.name, microbatch);
+            let from = self.flow.place(first, microbatch, Direction::Forward);
+            // Another script of the row makes it.
+            if from.is_none() && self.flow.runs_elsewhere(first) {
+                continue;
+            }
+            let from = from.ok_or_else(|| self.nowhere(first, microbatch))?;
+            let link = self.link([from, to], Direction::Forward, &port.name, turn);
             links.push(link([&stops[before], &stops[own]]));
         }
-        for port in program.inputs_with(Role::Cotangent) {
+        for port in program.inputs_with(Role::Cotangent).filter(|_| here) {
             let stops = self.summed(instance, boundary(port), microbatch)?;
             // Where the producer's stage group reads the value too, it adds to what came.
             if let [own, next, ..] = &stops[..]
                 && own.readers.is_empty()
             {
-                links.push(self.sum([next, own], to, &port.name, microbatch)?);
+                links.push(self.sum([next, own], to, &port.name, turn)?);
             }
         }
-        for port in program.outputs_with(Role::Cotangent) {
+        for port in program.outputs_with(Role::Cotangent).filter(|_| here) {
             let boundary = boundary(port);
             let Some(source) = self.wiring.producer(instance, boundary) else { continue };
             let stops = self.summed(source, boundary, microbatch)?;
             let own = stops.iter().position(|stop| stop.readers.contains(&instance));
             if let Some([own, next]) = own.and_then(|own| stops.get(own..own + 2)) {
-                links.push(self.sum([next, own], to, &port.name, microbatch)?);
+                links.push(self.sum([next, own], to, &port.name, turn)?);
             }
         }
         Ok(links)
@@ -217,13 +231,14 @@ impl Reads<'_> {
         stops: [&Stop; 2],
         to: Point,
         port: &str,
-        mb: usize,
+        reader: ScheduledRun,
     ) -> Result<Link, ScriptError> {
+        let mb = reader.microbatch;
         let places = stops[0].readers.iter();
         let places = places.map(|&reader| self.place(reader, mb, Direction::Backward));
         let places: Vec<Point> = places.collect::<Result<_, _>>()?;
         let last = places.into_iter().max().expect("a stop of a cotangent has readers");
-        Ok(self.link([last, to], Direction::Backward, port, mb)(stops))
+        Ok(self.link([last, to], Direction::Backward, port, reader)(stops))
     }
 
     fn link(
@@ -231,8 +246,9 @@ impl Reads<'_> {
         [from, to]: [Point; 2],
         direction: Direction,
         port: &str,
-        microbatch: usize,
+        reader: ScheduledRun,
     ) -> impl Fn([&Stop; 2]) -> Link {
+        let microbatch = reader.microbatch;
         let turns = self.stage_groups[from.stage_group].turns;
         let port: Arc<str> = port.into();
         move |[giver, taker]| {
@@ -249,7 +265,8 @@ impl Reads<'_> {
                 _ => None,
             };
             let (used, by) = (used.unwrap_or(from.turn), to.turn);
-            Link { from, to, by, direction, value, held, used, settled: None, crossing: 0 }
+            let (settled, crossing) = (None, 0);
+            Link { from, to, reader, by, direction, value, held, used, settled, crossing }
         }
     }
 

@@ -88,7 +88,12 @@ impl<'a> Messenger<'a> {
         Ok(())
     }
 
-    /// After a collective of all ranks, everything has arrived.
+    /// After the last turn: what the next script reads is gathered, if it came in slices.
+    pub(super) fn after_last(&mut self, binder: &mut Binder<'_>) {
+        std::mem::take(&mut self.slices).into_iter().for_each(|slices| slices.gather(binder));
+    }
+
+    /// At the end of a script everything has arrived: its sends have ended.
     pub(super) fn finish(self, script: &mut Script) {
         self.lent.into_iter().for_each(|(_, buffer)| release(script, buffer));
     }

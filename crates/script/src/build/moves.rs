@@ -74,7 +74,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Does what is left after the last turn.
-    pub(super) fn finish(mut self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+    pub(super) fn finish(&mut self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         self.before(usize::MAX, binder)
     }
 

@@ -43,7 +43,11 @@ pub(super) fn append(
     let losses = losses(script);
     let (loss, grad_norm) =
         (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
-    let coefficient = transient(script, Number::Clip, state.size());
+    // Where steps go ahead, the host asks whether a step was clipped.
+    let coefficient = match world.previews {
+        true => result(script, Number::Clip, state),
+        false => transient(script, Number::Clip, state.size()),
+    };
     // Parameters that stage groups share count in the first of them.
     let counts = |unit: &&Unit| unit.stage_groups.first() == Some(&at.stage_group);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
@@ -71,7 +75,7 @@ pub(super) fn append(
             push(script, "sums", program, inputs, &[whole(own)], None);
             let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
             let (mesh, members) = together(&all)?;
-            let program = over_devices(&mesh, state, |loss, squares| {
+            let program = over_all(&mesh, state, |loss, squares| {
                 finish(loss, squares, training);
             })?;
             let program = script.program_of(world.library.placed(&program), members);
@@ -114,36 +118,26 @@ pub(super) fn all_ranks(world: &World<'_>) -> Result<(Mesh, Arc<[usize]>), Scrip
     }
 }
 
-/// A program over all ranks that adds up their parts of several pairs of numbers.
+/// A program over the ranks of all stage groups that adds up their parts of the two numbers.
 pub(super) fn over_all(
     mesh: &Mesh,
     dtype: DType,
-    pairs: usize,
-    then: impl for<'b> FnOnce(&[[Tensor<'b>; 2]]),
+    then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),
 ) -> Result<Program, ScriptError> {
     let b = Builder::on("norm", dtype, mesh.clone());
     let axes = all_axes(mesh);
     let ty = TensorType::new(dtype, vec![2]);
     let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
-    let parts: Vec<Tensor<'_>> =
-        (0..pairs).map(|i| b.input(&format!("sums{i}"), Role::Loss, ty.clone())).collect();
-    let all = match parts[..] {
-        [one] => one,
-        _ => b.concat(&parts, 0),
-    };
-    let all = all_reduce(all, &axes);
-    let number = |i: usize| all.slice(0, i, 1).reshape([]);
-    let sums: Vec<[Tensor<'_>; 2]> =
-        (0..pairs).map(|i| [0, 1].map(|j| number(2 * i + j))).collect();
-    then(&sums);
+    let [loss, squares] = apart(all_reduce(b.input("sums0", Role::Loss, ty), &axes));
+    then(loss, squares);
     Ok(b.finish()?)
 }
 
-/// A program over all ranks that adds up their parts of the two numbers, and nothing else.
-pub(super) fn summed(mesh: &Mesh, dtype: DType) -> Result<Program, ScriptError> {
+/// A program over all ranks that adds up their parts of several pairs of numbers, and nothing else.
+pub(super) fn summed(mesh: &Mesh, dtype: DType, pairs: usize) -> Result<Program, ScriptError> {
     let b = Builder::on("sums of all", dtype, mesh.clone());
     let axes = all_axes(mesh);
-    let ty = TensorType::new(dtype, vec![2]);
+    let ty = TensorType::new(dtype, vec![2 * pairs]);
     let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
     b.port("all", Role::Scalar, all_reduce(b.input("sums", Role::Loss, ty), &axes));
     Ok(b.finish()?)
@@ -180,7 +174,7 @@ pub(super) fn sum_losses(
     push(script, "sums", program, inputs, &[whole(own)], None);
     let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
     let (mesh, members) = together(&all)?;
-    let program = over_devices(&mesh, dtype, |loss, _| {
+    let program = over_all(&mesh, dtype, |loss, _| {
         loss.builder().probe("loss", loss);
     })?;
     let program = script.program_of(world.library.placed(&program), members);
@@ -253,18 +247,6 @@ fn sum_partial<'b>(
 ) -> Tensor<'b> {
     let parts: Vec<Tensor<'b>> = parts.into_iter().map(|part| to_partial(part, axes)).collect();
     sum(b, &parts, dtype)
-}
-
-/// A program over the ranks of all stage groups that adds up their parts of the two numbers.
-fn over_devices(
-    mesh: &Mesh,
-    dtype: DType,
-    then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),
-) -> Result<Program, ScriptError> {
-    over_all(mesh, dtype, 1, |sums| {
-        let [loss, squares] = sums[0];
-        then(loss, squares);
-    })
 }
 
 /// The norm, and the coefficient that clips it. If the loss is scaled, also whether the norm is

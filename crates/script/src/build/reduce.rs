@@ -22,7 +22,6 @@ use super::{
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::key::BufferKey;
-use crate::schedule::Part;
 use crate::stage_group::{StageGroup, together};
 
 /// Tells runs where to write gradients, and inserts the reductions.
@@ -77,7 +76,9 @@ impl<'a> Reducer<'a> {
             let of = |update| reducer.contributions(unit, |m| world.update_of(m) == update);
             let complete = each.map(of).collect();
             let shared = units[unit].shared();
-            binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
+            let left = false;
+            let own = Accumulator { buffer, dtype, complete, left, shared };
+            binder.script.accumulators.push(own);
         }
         reducer
     }
@@ -288,8 +289,9 @@ impl<'a> Reducer<'a> {
             let world = self.training.world;
             programs::clear(world, &mut binder.script, &label, buffer, dtype, &gaps)?;
         }
-        let shared = BTreeSet::new();
-        binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
+        let (left, shared) = (false, BTreeSet::new());
+        let own = Accumulator { buffer, dtype, complete, left, shared };
+        binder.script.accumulators.push(own);
         Ok(buffer)
     }
 
@@ -314,9 +316,8 @@ impl<'a> Reducer<'a> {
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
         let (model, stage_group) = (self.training.world.model, self.training.stage_group());
         let mut all = Vec::new();
-        let forward = |turn: &&ScheduledRun| matches!(turn.part, Part::F | Part::FBW);
-        for turn in stage_group.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
-            let ScheduledRun { instance, microbatch, .. } = *turn;
+        let (world, group) = (self.training.world, self.training.at.stage_group);
+        for (instance, microbatch) in world.forwards(group).filter(|(_, own)| these(*own)) {
             let segment = model.instances()[instance].segment;
             for (local, &param) in &model.instances()[instance].params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);

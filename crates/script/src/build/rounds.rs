@@ -2,18 +2,20 @@
 //!
 //! A stage group updates its weights right after the last backward of a round, and goes on at once: it waits for no
 //! other group. So loss and squares of a round are added up where they are, and one collective at the end of the
-//! script sums those of all rounds and groups. Only where gradients are clipped must all groups agree on a norm before each update;
-//! then that collective comes in every round, and the groups wait for the slowest.
+//! script sums those of all its steps and of all groups. In an endless row of scripts even that would make groups wait: there the
+//! sums are carried, and the next script adds them up beside its own turns. Only where gradients are clipped must all
+//! groups agree on a norm before each update; then that collective comes in every round, and the groups wait for the slowest.
 
 use std::collections::BTreeMap;
 
+use phalanx_ir::TensorType;
 use phalanx_ir::ops::UnaryKind;
 
 use super::finish::{push, push_as, whole};
 use super::norm::{self, StepNumbers};
 use super::{
-    Buffer, BufferId, BufferKey, Builder, Category, DType, Role, Script, ScriptError, Source,
-    State, Tier, TrainingScript, View,
+    Action, Buffer, BufferId, BufferKey, Builder, Category, DType, Kind, Lane, Part, Role, Run,
+    Script, ScriptError, Source, State, Tier, TrainingScript, View, Write,
 };
 use crate::key::Number;
 use crate::updates::Updates;
@@ -28,20 +30,36 @@ pub(super) struct Rounds<'a> {
     sums: Vec<BufferId>,
     /// One, by which gradients are multiplied if they are not clipped.
     one: Option<BufferId>,
+    /// The sums of the script before: as this rank carries them, and over all groups.
+    before: Option<[BufferId; 2]>,
 }
 
 impl<'a> Rounds<'a> {
-    pub(super) fn new(training: &TrainingScript<'a>) -> Self {
+    /// Starts adding up the sums of the script before, if it has left them.
+    pub(super) fn start(
+        training: &TrainingScript<'a>,
+        script: &mut Script,
+    ) -> Result<Self, ScriptError> {
         let (world, updates) = (training.world, training.world.updates.as_ref());
         let turns = training.stage_group().turns.iter().enumerate();
-        // Of each update, the turn that comes last.
+        // Of each update, the turn that comes last; a forward ahead belongs to a later script.
+        let backward = turns.filter(|(_, turn)| !matches!(turn.part, Part::F | Part::R));
         let by_update: BTreeMap<usize, usize> =
-            turns.map(|(index, turn)| (world.update_of(turn.microbatch), index)).collect();
+            backward.map(|(index, turn)| (world.update_of(turn.microbatch), index)).collect();
         let last = match updates {
             Some(_) => by_update.into_iter().map(|(update, index)| (index, update)).collect(),
             None => BTreeMap::new(),
         };
-        Self { training: *training, updates, last, sums: Vec::new(), one: None }
+        let (sums, one, before) = (Vec::new(), None, None);
+        let mut rounds = Self { training: *training, updates, last, sums, one, before };
+        let begins = script.window.is_some_and(|window| window.part.begins_in_flight());
+        if begins && training.clip.is_none() {
+            let carried = rounds.packed(script, Source::Carried);
+            let beside = (Lane::Reduce, "sums of the script before");
+            let summed = rounds.over_groups(script, carried, beside)?;
+            rounds.before = Some([carried, summed]);
+        }
+        Ok(rounds)
     }
 
     /// Whether a round ends with a turn.
@@ -69,34 +87,118 @@ impl<'a> Rounds<'a> {
         Ok(StepNumbers { coefficient, go: None })
     }
 
-    /// Appends the sums over all stage groups, from which losses and norms follow.
+    /// Appends what is left of the numbers of all steps: those of the script before, and this script's own, unless
+    /// the next one adds them up.
     pub(super) fn finish(self, script: &mut Script) -> Result<(), ScriptError> {
-        let (Some(updates), None) = (self.updates, self.training.clip) else { return Ok(()) };
-        let (dtype, each) = (self.training.precision.state, updates.per_step());
-        let steps = self.sums.len() / each;
-        let (mut outputs, size) = (Vec::new(), dtype.size());
+        if self.training.clip.is_some() || self.updates.is_none() {
+            return Ok(());
+        }
+        let mut told = 0;
+        if let Some([_, summed]) = self.before {
+            told = self.tell(script, summed, told)?;
+        }
+        let leaves = script.window.is_some_and(|window| window.part.ends_in_flight());
+        let own = match (self.before, leaves) {
+            (Some([carried, _]), true) => carried,
+            (None, true) => self.packed(script, Source::Carried),
+            (_, false) => self.packed(script, Source::Script),
+        };
+        self.pack(script, own)?;
+        if !leaves {
+            let summed = self.over_groups(script, own, (Lane::Compute, "sums of all"))?;
+            self.tell(script, summed, told)?;
+        }
+        Ok(())
+    }
+
+    /// How many steps a script has.
+    fn steps(&self) -> usize {
+        let each = self.updates.map_or(1, Updates::per_step);
+        self.training.world.update_count(self.training.at.stage_group) / each
+    }
+
+    /// A buffer for loss and squares of each step, as far as this rank knows them.
+    fn packed(&self, script: &mut Script, source: Source) -> BufferId {
+        let carried = source == Source::Carried;
+        let key = if carried { "sums for the next script" } else { "sums of each step" };
+        let category = if carried { Category::Optimizer } else { Category::Workspace };
+        let bytes = 2 * self.steps() * self.training.precision.state.size();
+        let (key, tier, padding) = (BufferKey::Own(key.into()), Tier::Device, vec![]);
+        script.buffer(Buffer { key, category, bytes, source, tier, padding })
+    }
+
+    /// Appends loss and squares of each step from those of its rounds. A step of several updates has the mean loss of
+    /// its micro-batches, and the norm of its last update.
+    fn pack(&self, script: &mut Script, into: BufferId) -> Result<(), ScriptError> {
+        let dtype = self.training.precision.state;
+        let each = self.updates.map_or(1, Updates::per_step);
+        let b = Builder::new("sums of each step", dtype);
+        let ty = TensorType::new(dtype, vec![2]);
+        let input = |i: usize| b.input(&format!("sums{i}"), Role::Loss, ty.clone());
+        let rounds: Vec<_> = (0..self.sums.len()).map(input).collect();
+        let mut numbers = Vec::new();
+        for step in rounds.chunks(each) {
+            let losses = step.iter().map(|sums| sums.slice(0, 0, 1));
+            let loss = losses.reduce(|a, x| a + x).expect("a step has a round");
+            numbers.push(if each == 1 { loss } else { loss.scale(1.0 / each as f64) });
+            numbers.push(step[each - 1].slice(0, 1, 1));
+        }
+        b.port("all", Role::Scalar, b.concat(&numbers, 0));
+        let program = self.training.world.library.placed(&b.finish()?);
+        let inputs = self.sums.iter().map(|sums| whole(*sums)).collect();
+        push(script, "sums of each step", program, inputs, &[whole(into)], None);
+        Ok(())
+    }
+
+    /// Appends the sum of these numbers over all stage groups.
+    fn over_groups(
+        &self,
+        script: &mut Script,
+        own: BufferId,
+        (lane, label): (Lane, &str),
+    ) -> Result<BufferId, ScriptError> {
+        let world = self.training.world;
+        let (dtype, bytes) = (self.training.precision.state, script.buffers[own.0].bytes);
+        let (key, category) = (BufferKey::Own(label.into()), Category::Communication);
+        let (source, tier, padding) = (Source::Script, Tier::Device, vec![]);
+        let summed = script.buffer(Buffer { key, category, bytes, source, tier, padding });
+        let (mesh, ranks) = norm::all_ranks(world)?;
+        let program = norm::summed(&mesh, dtype, self.steps())?;
+        let run = Run {
+            program: script.program_of(world.library.placed(&program), ranks),
+            inputs: vec![whole(own)],
+            outputs: vec![(whole(summed), Write::Overwrite)],
+            contributes: vec![],
+        };
+        let (label, kind) = (label.to_owned(), Kind::Run(run));
+        script.actions.push(Action { label, lane, kind, after: vec![] });
+        Ok(summed)
+    }
+
+    /// Appends the results of as many steps as a script has; so many steps were told before. Gives how many are told then.
+    fn tell(
+        &self,
+        script: &mut Script,
+        summed: BufferId,
+        told: usize,
+    ) -> Result<usize, ScriptError> {
+        let (dtype, steps) = (self.training.precision.state, self.steps());
+        let mut outputs = Vec::new();
+        let b = Builder::new("loss and norm", dtype);
+        let all = b.input("all", Role::Scalar, TensorType::new(dtype, vec![2 * steps]));
+        let number_at = |i: usize| all.slice(0, i, 1).reshape([]);
         for step in 0..steps {
+            b.probe(&format!("loss{step}"), number_at(2 * step).scale(1.0));
+            let squares = number_at(2 * step + 1);
+            b.probe(&format!("grad_norm{step}"), squares.unary(UnaryKind::Sqrt));
+            let size = (dtype.size(), Source::Result);
             for of in [Number::Loss, Number::GradNorm] {
-                outputs.push(whole(number(script, of, step, (size, Source::Result))));
+                outputs.push(whole(number(script, of, told + step, size)));
             }
         }
-        let inputs: Vec<View> = self.sums.iter().map(|sums| whole(*sums)).collect();
-        let all = norm::all_ranks(self.training.world)?;
-        let program = norm::over_all(&all.0, dtype, inputs.len(), |sums| {
-            let b = sums[0][0].builder();
-            for (step, rounds) in sums.chunks(each).enumerate() {
-                let losses = rounds.iter().map(|[loss, _]| *loss);
-                let loss = losses.reduce(|a, x| a + x).expect("a step has a round");
-                // Each of its updates has the mean loss of its own micro-batches.
-                let loss = if each == 1 { loss } else { loss.scale(1.0 / each as f64) };
-                b.probe(&format!("loss{step}"), loss);
-                let [_, squares] = rounds[each - 1];
-                b.probe(&format!("grad_norm{step}"), squares.unary(UnaryKind::Sqrt));
-            }
-        })?;
-        let program = script.program_of(self.training.world.library.placed(&program), all.1);
-        push_as(script, "loss and norm", program, inputs, &outputs, None);
-        Ok(())
+        let program = self.training.world.library.placed(&b.finish()?);
+        push(script, "loss and norm", program, vec![whole(summed)], &outputs, None);
+        Ok(told + steps)
     }
 
     fn unclipped(&mut self, script: &mut Script) -> Result<BufferId, ScriptError> {
@@ -126,12 +228,12 @@ impl<'a> Rounds<'a> {
         let coefficient = number(script, Number::Clip, round, (size, Source::Script));
         let outputs = [loss, grad_norm, coefficient].map(whole);
         let all = norm::all_ranks(self.training.world)?;
-        let program = norm::over_all(&all.0, dtype, 1, |sums| {
-            let [loss, squares] = sums[0];
+        let program = norm::over_all(&all.0, dtype, |loss, squares| {
             norm::finish(loss, squares, &self.training);
         })?;
         let program = script.program_of(self.training.world.library.placed(&program), all.1);
-        push_as(script, "norm and clip", program, vec![whole(own)], &outputs, None);
+        let inputs: Vec<View> = vec![whole(own)];
+        push_as(script, "norm and clip", program, inputs, &outputs, None);
         Ok(coefficient)
     }
 }

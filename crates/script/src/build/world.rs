@@ -18,6 +18,8 @@ use crate::key::{BufferKey, Scalar};
 use crate::library::Library;
 use crate::names::Names;
 use crate::parked::ParkedMove;
+use crate::rolling::RollingTurns;
+use crate::schedule::Part;
 use crate::stage_group::StageGroup;
 use crate::unit::Unit;
 use crate::updates::Updates;
@@ -37,6 +39,8 @@ pub struct World<'a> {
     pub previews: bool,
     /// Micro-batches that wait on other stage groups for their backward; turns are those of stage groups.
     pub moves: Vec<ParkedMove>,
+    /// Which script of an endless row this is, if it is one.
+    pub(crate) rolling: Option<&'a RollingTurns>,
     /// For each parameter: the stage groups whose instances have it.
     pub(crate) holders: Vec<Vec<usize>>,
     /// For each stage group: the instances that its turns work on.
@@ -53,6 +57,25 @@ impl<'a> World<'a> {
         stage_groups: Vec<StageGroup<'a>>,
         library: Arc<Library>,
     ) -> Result<Self, ScriptError> {
+        Self::in_row(model, stage_groups, library, None)
+    }
+
+    /// The same in one script of an endless row.
+    pub fn rolling(
+        model: &'a Model,
+        stage_groups: Vec<StageGroup<'a>>,
+        library: Arc<Library>,
+        rolling: &'a RollingTurns,
+    ) -> Result<Self, ScriptError> {
+        Self::in_row(model, stage_groups, library, Some(rolling))
+    }
+
+    fn in_row(
+        model: &'a Model,
+        stage_groups: Vec<StageGroup<'a>>,
+        library: Arc<Library>,
+        rolling: Option<&'a RollingTurns>,
+    ) -> Result<Self, ScriptError> {
         let held = |stage_group: &StageGroup<'_>| {
             stage_group.turns.iter().map(|turn| turn.instance).collect()
         };
@@ -60,9 +83,8 @@ impl<'a> World<'a> {
         let holders = holders(model, &held);
         shared_alike(model, &stage_groups, &holders)?;
         let wirings = wirings(model, &stage_groups);
-        let links = Links::new(model, &stage_groups, &library, &|stage_group| {
-            wirings[stage_group].clone()
-        })?;
+        let wiring = |stage_group: usize| wirings[stage_group].clone();
+        let links = Links::new(model, &stage_groups, &library, &wiring, rolling)?;
         let (updates, moves) = (None, Vec::new());
         let previews = false;
         Ok(Self {
@@ -72,6 +94,7 @@ impl<'a> World<'a> {
             updates,
             previews,
             moves,
+            rolling,
             holders,
             held,
             wirings,
@@ -102,6 +125,18 @@ impl<'a> World<'a> {
         }
     }
 
+    /// The forwards (instance, micro-batch) whose backwards a stage group runs in this script.
+    pub(crate) fn forwards(&self, stage_group: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let turns = self.stage_groups[stage_group].turns.iter();
+        let forward = turns.filter(|turn| matches!(turn.part, Part::F | Part::FBW));
+        let ended = |microbatch| {
+            self.rolling.is_none_or(|rolling| microbatch < rolling.window.microbatches)
+        };
+        let own = forward.map(|turn| (turn.instance, turn.microbatch)).filter(move |f| ended(f.1));
+        let before = self.rolling.into_iter().flat_map(|rolling| rolling.in_flight.iter().copied());
+        own.chain(before.filter(move |(instance, _)| self.holds(stage_group, *instance)))
+    }
+
     /// The key of a scalar that the host provides for an update.
     pub(super) fn scalar_key(&self, scalar: Scalar, update: usize) -> BufferKey {
         match self.updates {
@@ -112,7 +147,9 @@ impl<'a> World<'a> {
 
     /// How many updates a script has.
     pub(crate) fn update_count(&self, stage_group: usize) -> usize {
+        // A forward ahead contributes to an update of the next script.
         let turns = self.stage_groups[stage_group].turns.iter();
+        let turns = turns.filter(|turn| !matches!(turn.part, Part::F | Part::R));
         turns.map(|turn| self.update_of(turn.microbatch) + 1).fold(1, usize::max)
     }
 

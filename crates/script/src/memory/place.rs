@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use phalanx_call::ALIGN;
 
-use super::Allocation;
+use super::{Allocation, Life};
 use crate::order::HappensBefore;
 
 /// Places large allocations first, each at the lowest offset where it overlaps no allocation that
@@ -22,10 +22,11 @@ pub(super) fn place(allocations: &mut [Allocation<'_>], order: &HappensBefore) {
     let mut taken = Taken::new(chains.leaves());
     let (mut group_by_uses, of_room) = group_by_uses(allocations, &chains, order);
     for (room, &kin) in allocations.iter().zip(&of_room).filter(|(room, _)| room.fixed) {
-        taken.take(memory(room), group_by_uses[kin].use_range.as_ref());
+        taken.take(memory(room), &group_by_uses[kin].lives);
     }
     let mut queue: Vec<usize> = (0..allocations.len()).filter(|&i| !allocations[i].fixed).collect();
-    queue.sort_by_key(|&i| (!allocations[i].uses.is_empty(), usize::MAX - allocations[i].bytes, i));
+    let passes = |life| matches!(life, Life::Uses(_));
+    queue.sort_by_key(|&i| (passes(allocations[i].life), usize::MAX - allocations[i].bytes, i));
     for i in queue {
         let (room, kin) = (&mut allocations[i], &mut group_by_uses[of_room[i]]);
         // Below the place of the last one there is no gap of this size.
@@ -33,8 +34,8 @@ pub(super) fn place(allocations: &mut [Allocation<'_>], order: &HappensBefore) {
             Some((bytes, end)) if bytes == room.bytes => end,
             _ => 0,
         };
-        room.offset = taken.lowest(from, room.bytes, kin.use_range.as_ref());
-        taken.take(memory(room), kin.use_range.as_ref());
+        room.offset = taken.lowest(from, room.bytes, &kin.lives);
+        taken.take(memory(room), &kin.lives);
         kin.last = Some((room.bytes, memory(room).end));
     }
 }
@@ -42,8 +43,7 @@ pub(super) fn place(allocations: &mut [Allocation<'_>], order: &HappensBefore) {
 /// Allocations that the same actions use, as the results of a run often are: they have the same
 /// conflicts.
 struct SameUses {
-    /// Their live range; none if they live throughout.
-    use_range: Option<UseRange>,
+    lives: Lives,
     /// The bytes of the one that was placed last, and where it ends.
     last: Option<(usize, usize)>,
 }
@@ -54,13 +54,12 @@ fn group_by_uses(
     chains: &Chains,
     order: &HappensBefore,
 ) -> (Vec<SameUses>, Vec<usize>) {
-    let mut known: HashMap<&[usize], usize> = HashMap::new();
+    let mut known: HashMap<Life<'_>, usize> = HashMap::new();
     let mut group_by_uses = Vec::new();
     let mut of_room = Vec::with_capacity(allocations.len());
     for room in allocations {
-        let number = *known.entry(room.uses).or_insert_with(|| {
-            group_by_uses
-                .push(SameUses { use_range: chains.use_range(room.uses, order), last: None });
+        let number = *known.entry(room.life).or_insert_with(|| {
+            group_by_uses.push(SameUses { lives: chains.lives(room.life, order), last: None });
             group_by_uses.len() - 1
         });
         of_room.push(number);
@@ -80,10 +79,18 @@ struct Chains {
     len: usize,
 }
 
-/// The live range of an allocation.
+/// When an allocation holds something.
+enum Lives {
+    /// Throughout.
+    Always,
+    /// One live range, or two.
+    Ranges(Vec<UseRange>),
+}
+
+/// A live range of an allocation.
 struct UseRange {
-    /// The leaf of its first write.
-    first: usize,
+    /// The leaf of its first write; none if it was written before the script.
+    first: Option<usize>,
     /// The nodes of the first writes that are issued no earlier than its own, and whose allocations
     /// conflict with it.
     shadow: Vec<usize>,
@@ -91,8 +98,12 @@ struct UseRange {
 
 impl Chains {
     fn of(allocations: &[Allocation<'_>], order: &HappensBefore) -> Self {
-        let mut firsts: Vec<usize> =
-            allocations.iter().filter_map(|r| r.uses.first().copied()).collect();
+        let first = |room: &Allocation<'_>| match room.life {
+            Life::Always => None,
+            Life::Uses(uses) => uses.first().copied(),
+            Life::Carried { from, .. } => from,
+        };
+        let mut firsts: Vec<usize> = allocations.iter().filter_map(first).collect();
         firsts.sort_unstable();
         firsts.dedup();
         let len = firsts.len();
@@ -118,22 +129,44 @@ impl Chains {
         self.len.next_power_of_two()
     }
 
-    /// The live range of an allocation with these uses; none if it lives throughout.
-    fn use_range(&self, uses: &[usize], order: &HappensBefore) -> Option<UseRange> {
-        let (&write, leaves) = (uses.first()?, self.leaves());
-        let over = |action: usize| uses.iter().rev().all(|&used| order.before(used, action));
-        let mut first = leaves;
+    fn lives(&self, life: Life<'_>, order: &HappensBefore) -> Lives {
+        match life {
+            Life::Always => Lives::Always,
+            Life::Uses(uses) => {
+                let range = |&write| self.use_range(Some(write), Some(uses), order);
+                Lives::Ranges(uses.first().map(range).into_iter().collect())
+            }
+            Life::Carried { before, from } => {
+                let old = before.map(|uses| self.use_range(None, Some(uses), order));
+                let new = from.map(|write| self.use_range(Some(write), None, order));
+                Lives::Ranges(old.into_iter().chain(new).collect())
+            }
+        }
+    }
+
+    /// A live range: from a first write, or from before the script; until these uses are over, or until after it.
+    fn use_range(
+        &self,
+        write: Option<usize>,
+        uses: Option<&[usize]>,
+        order: &HappensBefore,
+    ) -> UseRange {
+        let leaves = self.leaves();
+        let over = |action: usize| {
+            uses.is_some_and(|uses| uses.iter().rev().all(|&used| order.before(used, action)))
+        };
+        let mut first = None;
         let mut shadow = Vec::new();
         for (begin, chain) in &self.chains {
-            let from = chain.partition_point(|&action| action < write);
-            if chain.get(from) == Some(&write) {
-                first = leaves + begin + from;
+            let from = write.map_or(0, |write| chain.partition_point(|&action| action < write));
+            if write.is_some() && chain.get(from) == write.as_ref() {
+                first = Some(leaves + begin + from);
             }
             // An action after one action of a chain is also after all earlier actions of the chain.
             let to = from + chain[from..].partition_point(|&action| !over(action));
             cover(leaves, begin + from..begin + to, &mut shadow);
         }
-        Some(UseRange { first, shadow })
+        UseRange { first, shadow }
     }
 }
 
@@ -141,6 +174,8 @@ impl Chains {
 struct Taken {
     /// Taken throughout the script.
     always: Ranges,
+    /// Taken when the script begins, and not throughout.
+    begins: Ranges,
     /// For each node: memory of allocations that conflict with all of its places.
     over: Vec<Ranges>,
     /// For each node: memory of allocations that are first written at one of its places.
@@ -150,31 +185,44 @@ struct Taken {
 impl Taken {
     fn new(leaves: usize) -> Self {
         let empty = vec![Ranges::default(); 2 * leaves];
-        Self { always: Ranges::default(), over: empty.clone(), within: empty }
+        let [always, begins] = [(); 2].map(|()| Ranges::default());
+        Self { always, begins, over: empty.clone(), within: empty }
     }
 
-    fn take(&mut self, memory: Range<usize>, use_range: Option<&UseRange>) {
-        let Some(use_range) = use_range else {
+    fn take(&mut self, memory: Range<usize>, lives: &Lives) {
+        let Lives::Ranges(ranges) = lives else {
             self.always.add(memory);
             return;
         };
-        for &node in &use_range.shadow {
-            self.over[node].add(memory.clone());
-        }
-        for node in up(use_range.first) {
-            self.within[node].add(memory.clone());
+        for range in ranges {
+            for &node in &range.shadow {
+                self.over[node].add(memory.clone());
+            }
+            match range.first {
+                None => self.begins.add(memory.clone()),
+                Some(first) => up(first).for_each(|node| self.within[node].add(memory.clone())),
+            }
         }
     }
 
     /// The lowest offset from `from` on with this many free bytes. An allocation that lives
     /// throughout conflicts with all others.
-    fn lowest(&self, from: usize, bytes: usize, use_range: Option<&UseRange>) -> usize {
+    fn lowest(&self, from: usize, bytes: usize, lives: &Lives) -> usize {
         let mut lists = vec![self.always.behind(from)];
-        match use_range {
-            None => lists.push(self.within[1].behind(from)),
-            Some(UseRange { first, shadow }) => {
-                lists.extend(up(*first).map(|node| self.over[node].behind(from)));
-                lists.extend(shadow.iter().map(|&node| self.within[node].behind(from)));
+        match lives {
+            Lives::Always => {
+                lists.extend([&self.begins, &self.within[1]].map(|own| own.behind(from)))
+            }
+            Lives::Ranges(ranges) => {
+                for UseRange { first, shadow } in ranges {
+                    match first {
+                        None => lists.push(self.begins.behind(from)),
+                        Some(first) => {
+                            lists.extend(up(*first).map(|node| self.over[node].behind(from)));
+                        }
+                    }
+                    lists.extend(shadow.iter().map(|&node| self.within[node].behind(from)));
+                }
             }
         }
         free(lists, from, bytes)

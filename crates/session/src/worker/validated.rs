@@ -5,6 +5,7 @@
 
 use phalanx_engine::Engine;
 use phalanx_error::Result;
+use phalanx_runtime::ScriptId;
 use phalanx_script::{AheadPart, BufferKey, Number, Outcome, ScriptKey};
 
 use super::RankWorker;
@@ -12,12 +13,16 @@ use super::load::LoadCounter;
 use crate::StepResult;
 use crate::command::{BatchSource, StepReply};
 use crate::feed::Scalars;
-use crate::forward::read_scalar_of;
+use crate::forward::{read_scalar, read_scalar_of};
 use crate::lowered::BLOCK;
 
 impl<E: Engine> RankWorker<E> {
     /// Runs a block of steps, and gives their results. Nothing is left to commit at its end.
-    pub(super) fn ahead(&mut self, from: u64, batches: &dyn BatchSource) -> Result<Vec<StepReply>> {
+    pub(super) fn validated(
+        &mut self,
+        from: u64,
+        batches: &dyn BatchSource,
+    ) -> Result<Vec<StepReply>> {
         let mut taken: Vec<StepReply> = Vec::with_capacity(BLOCK);
         let end = from + BLOCK as u64;
         // Counts are those of single steps.
@@ -38,7 +43,7 @@ impl<E: Engine> RankWorker<E> {
             let id = ran.expect("a source gives each batch once");
             if pending {
                 let (result, valid) = self.committed(id)?;
-                self.clipped = self.is_clipped(result);
+                self.clipped = !valid;
                 taken.push(StepReply::applied(result, repeats));
                 repeats = !valid;
                 pending = false;
@@ -50,7 +55,7 @@ impl<E: Engine> RankWorker<E> {
                 pending = true;
             } else {
                 let result = self.result(id, 0, step)?;
-                self.clipped = self.is_clipped(result);
+                self.clipped = self.was_clipped(id)?;
                 taken.push(StepReply::applied(result, repeats));
                 repeats = false;
             }
@@ -74,7 +79,7 @@ impl<E: Engine> RankWorker<E> {
     }
 
     /// The numbers of the step before the one that a script was run for, and whether that read the right weights.
-    fn committed(&mut self, id: phalanx_runtime::ScriptId) -> Result<(StepResult, bool)> {
+    fn committed(&mut self, id: ScriptId) -> Result<(StepResult, bool)> {
         let bytes = self.settings.precision.state.size();
         let mut read = |number| {
             let key = BufferKey::NumberOf { number, index: 1 };
@@ -85,8 +90,10 @@ impl<E: Engine> RankWorker<E> {
         Ok((StepResult { loss, grad_norm, scaling: None, repeated: false }, valid))
     }
 
-    fn is_clipped(&self, result: StepResult) -> bool {
-        self.settings.clip.is_some_and(|clip| result.grad_norm + 1e-6 > clip)
+    /// Whether the gradients of a step that waited for its norm were multiplied by anything but one.
+    fn was_clipped(&mut self, id: ScriptId) -> Result<bool> {
+        let bytes = self.settings.precision.state.size();
+        Ok(read_scalar(&mut self.executor, id, Number::Clip, bytes)? != 1.0)
     }
 }
 

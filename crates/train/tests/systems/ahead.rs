@@ -1,14 +1,18 @@
 //! Post-validation: steps that go on before the norm of the step before is known, against steps that wait for it.
 
+use std::collections::BTreeSet;
+
 use phalanx_config::Loaded;
 use phalanx_data::Batch;
 use phalanx_error::Result;
+use phalanx_script::{AheadPart, Buffer, BufferKey, Class, Kind, Number, Part, ScriptKey, Source};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
-use phalanx_session::{BLOCK, BatchSource, Session, StepData, StepResult};
+use phalanx_session::{BLOCK, BatchSource, Planner, RankScript, Session, StepData, StepResult};
+use phalanx_sim::{Durations, IssueRule, play};
 
 use crate::bits::Bits;
-use crate::support::{gpt, llama, models, settings, try_llama};
+use crate::support::{gpt, laid, llama, models, settings, try_llama};
 
 const STEPS: usize = 2 * BLOCK;
 const ON: &str = "parallel.post_validation=true";
@@ -135,4 +139,91 @@ fn what_has_no_certain_end_of_a_step_is_refused() {
         let said = try_llama(&[&pipeline[..], more].concat()).unwrap_err().to_string();
         assert!(said.contains(why) && said.contains(remedy), "{more:?}: {said}");
     }
+}
+
+/// The scripts of a step that goes ahead, of all classes of ranks.
+fn scripts(loaded: &Loaded, part: AheadPart) -> Vec<RankScript> {
+    let laid = laid(loaded, None);
+    Planner::new(&laid.lowered).unwrap().scripts_of(ScriptKey::Ahead(part)).unwrap()
+}
+
+/// Planted bug: the commit takes the coefficient of the preview, as if nothing were ever clipped.
+#[test]
+fn a_commit_with_the_previewed_coefficient_is_found() {
+    let loaded = llama(&[&F32, &PIPELINE[..], &["parallel.schedule=zb-h2", ON]].concat());
+    let key = |number, index| BufferKey::NumberOf { number, index };
+    for part in [AheadPart::Middle, AheadPart::Last] {
+        for own in scripts(&loaded, part) {
+            let good = &own.planned.script;
+            phalanx_script::check(good).unwrap();
+            let mut planted = good.clone();
+            let found = good.find(&key(Number::Clip, 1)).unwrap();
+            let previewed = planted.buffer(Buffer {
+                key: BufferKey::Own("previewed coefficient".into()),
+                source: Source::State,
+                ..good.buffers[found.0].clone()
+            });
+            let commit = planted.actions.iter_mut().find(|action| {
+                matches!(&action.kind, Kind::Update { run, .. } if run.inputs.iter().any(|v| v.buffer == found))
+            });
+            let inputs = &mut commit.unwrap().run_mut().unwrap().inputs;
+            inputs.iter_mut().find(|view| view.buffer == found).unwrap().buffer = previewed;
+            let said = phalanx_script::check(&planted).unwrap_err().to_string();
+            assert!(said.contains("does not follow from the sums of its step"), "{said}");
+        }
+    }
+}
+
+/// How long a step takes once several follow each other: the longest time of a stage group from its own start to its own end,
+/// where a step that waits takes from the first start of any to the last end. Played as executors issue, with all parts of a
+/// stage taking 1: ZB-H2 has no bubble then, and its makespan is p − 1 longer.
+#[test]
+fn a_step_that_goes_ahead_takes_the_span() {
+    for (pp, m) in [(2, 4), (2, 8), (3, 6)] {
+        let sets = [
+            format!("train.microbatches={m}"),
+            format!("parallel.pp={pp}"),
+            format!("train.batch_size={m}"),
+        ];
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let own = ["parallel.schedule=zb-h2", "model.layers=6", "optim.clip=1e6", ON];
+        let loaded = llama(&[&F32[..], &sets, &own].concat());
+        let laid = laid(&loaded, None);
+        let waiting = Planner::new(&laid.lowered).unwrap();
+        let alone = ends(&waiting.scripts_of(ScriptKey::Train).unwrap(), vec![0.0; pp]);
+        let makespan = alone.iter().copied().fold(0.0, f64::max);
+        assert!((makespan - (3 * m + pp - 1) as f64).abs() < 1e-9, "{pp}, {m}: {makespan}");
+        let [first, middle, last] = AheadPart::ALL.map(|part| scripts(&loaded, part));
+        let mut all = vec![ends(&first, vec![0.0; pp])];
+        for number in 1..6 {
+            let script = if number == 5 { &last } else { &middle };
+            all.push(ends(script, all[number - 1].clone()));
+        }
+        let steady = all[4][0] - all[3][0];
+        assert!((steady - (3 * m) as f64).abs() < 1e-9, "{pp}, {m}: {all:?}");
+    }
+}
+
+/// When each stage group ends a script, by when it begins.
+fn ends(scripts: &[RankScript], begins: Vec<f64>) -> Vec<f64> {
+    let classes: Vec<Class<'_>> = scripts.iter().map(RankScript::class).collect();
+    let mut given = Durations::given(&classes, |_, _| 0.0);
+    for (class, own) in classes.iter().zip(&mut given.actions) {
+        let turns = &class.script.turns;
+        let held: BTreeSet<usize> = turns.iter().map(|(_, turn)| turn.instance).collect();
+        for (action, turn) in turns {
+            let work = match turn.part {
+                Part::F | Part::B | Part::W => 1.0,
+                Part::BW => 2.0,
+                other => panic!("{other} is not a part of this schedule"),
+            };
+            own[*action].work = work / held.len() as f64;
+        }
+    }
+    given.begins = begins.clone();
+    let played = play(&classes, &given, IssueRule::OneThread).unwrap();
+    let end = |(begin, times): (f64, &Vec<phalanx_sim::ActionTimes>)| {
+        times.iter().map(|times| times.ended).fold(begin, f64::max)
+    };
+    begins.into_iter().zip(&played.classes).map(end).collect()
 }

@@ -27,6 +27,7 @@ mod pipelines;
 mod planted;
 mod played;
 mod replicas;
+mod rolling;
 mod split;
 mod stages;
 mod support;

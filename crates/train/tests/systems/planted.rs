@@ -2,9 +2,10 @@
 
 use phalanx_comm::{OpKind, Options};
 use phalanx_inspect::verify::{verify, verify_with};
+use phalanx_script::{Kind, Script};
 use phalanx_session::host::threads_with;
 
-use crate::support::llama;
+use crate::support::{laid, llama};
 
 #[test]
 fn an_extra_copy_is_seen_in_every_kind_of_collective() {
@@ -35,4 +36,43 @@ fn an_extra_copy_is_seen_in_every_kind_of_collective() {
     for kind in [OpKind::AllGather, OpKind::ReduceScatter, OpKind::AllReduce, OpKind::AllToAll] {
         assert!(kinds.contains(&kind), "{kind} was not tried: {kinds:?}");
     }
+}
+
+/// A stage that two groups hold: if one of them does not take part in a sum, its update would use half of a gradient, and
+/// the replicas would drift apart.
+#[test]
+fn a_replica_that_is_not_summed_is_found() {
+    for schedule in ["chimera", "dualpipe"] {
+        let order = format!("parallel.schedule={schedule}");
+        let sets = ["parallel.pp=2", "train.microbatches=4", "model.layers=4", &order];
+        let lowered = laid(&llama(&sets), None).lowered;
+        let scripts: Vec<Script> = (0..2).map(|rank| lowered.plan(rank).unwrap().script).collect();
+        phalanx_script::check_together(&scripts).unwrap();
+        let sums = |script: &Script| -> Vec<usize> {
+            let all = script.actions.iter().enumerate();
+            all.filter(|(_, a)| matches!(a.kind, Kind::Reduce { .. })).map(|(at, _)| at).collect()
+        };
+        for at in sums(&scripts[0]) {
+            let alone = without(&scripts[0], at);
+            let said = phalanx_script::check(&alone).unwrap_err().to_string();
+            assert!(said.contains("is still a partial sum"), "{schedule}: {said}");
+            // Nor may the others go on without it.
+            let found = phalanx_script::check_together(&[alone, scripts[1].clone()]);
+            assert!(found.is_err(), "{schedule}");
+        }
+        assert!(!sums(&scripts[0]).is_empty(), "{schedule}");
+    }
+}
+
+/// The script without one of its actions.
+fn without(script: &Script, at: usize) -> Script {
+    let mut left = script.clone();
+    left.actions.remove(at);
+    let moved = |index: usize| if index > at { index - 1 } else { index };
+    left.turns.iter_mut().for_each(|(index, _)| *index = moved(*index));
+    for action in &mut left.actions {
+        action.after.retain(|before| *before != at);
+        action.after.iter_mut().for_each(|before| *before = moved(*before));
+    }
+    left
 }
