@@ -2,7 +2,7 @@
 //! schedules compiles the protocol a second time with a scheduler's own primitives.
 
 use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_sys::futex::{self, Wakers};
 
@@ -22,8 +22,14 @@ pub(crate) const WORTH_WAKING: usize = 64 << 10;
 /// Whether a clock decides when waiting has lasted too long.
 pub(crate) const TIMED: bool = true;
 
-/// How many times a rank that may spin looks before it sleeps: some hundred microseconds.
-pub(crate) const SPINS: u32 = 2048;
+/// Whether a rank that may spin, has looked so many times and waits since then looks again before it sleeps. Looks are
+/// cheap on some machines, so time counts too: to wake a sleeper takes longer than a peer sums a few MiB.
+pub(crate) fn looks_again(looks: u32, since: Instant) -> bool {
+    looks < LOOKS || since.elapsed() < PATIENCE
+}
+
+const LOOKS: u32 = 2048;
+const PATIENCE: Duration = Duration::from_micros(400);
 
 /// Tells the processor, or the scheduler, that this thread is busy waiting.
 pub(crate) fn relax() {

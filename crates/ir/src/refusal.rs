@@ -117,6 +117,15 @@ pub enum RuleError {
         /// The order.
         order: Order,
     },
+    /// A factor that the op needs in blocks is dealt out in another order.
+    Dealt {
+        /// An axis that shards it.
+        axis: Axis,
+        /// The factor.
+        factor: String,
+        /// The order.
+        order: Order,
+    },
     /// A minor factor of a result's dim is sharded although the major one is not fully sharded.
     Minor {
         /// Which result.
@@ -192,6 +201,7 @@ impl RuleError {
             | RuleError::Straddle { axis, .. }
             | RuleError::Uneven { axis, .. }
             | RuleError::Order { axis, .. }
+            | RuleError::Dealt { axis, .. }
             | RuleError::NotLinear { axis, .. }
             | RuleError::PartialAndSharded { axis, .. } => Some(*axis),
             RuleError::Disagree { axes, .. }
@@ -245,6 +255,10 @@ impl RuleError {
             ),
             RuleError::Order { axis, place, order } => format!(
                 "{place} is {} over `{axis}` on a dim made of several factors",
+                order.name()
+            ),
+            RuleError::Dealt { axis, factor, order } => format!(
+                "factor `{factor}` is {} over `{axis}`, but each rank needs one block of it",
                 order.name()
             ),
             RuleError::Minor { index, axes, minor, major, left, .. } => format!(
@@ -315,7 +329,7 @@ impl RuleError {
             RuleError::SplitPadding { padded, minor, .. } => {
                 format!("usual fix: pad to {}", padded.next_multiple_of((*minor).max(1)))
             }
-            RuleError::Order { axis, .. } => {
+            RuleError::Order { axis, .. } | RuleError::Dealt { axis, .. } => {
                 format!("usual fix: gather it over `{axis}`, or use block order")
             }
             RuleError::Addend { .. } => {

@@ -53,6 +53,14 @@ pub struct Factor {
     pub size: usize,
     /// What sharding it means.
     pub kind: FactorKind,
+    /// Whether a rank's part must be one block: the op finds its elements by where that begins.
+    pub in_blocks: bool,
+}
+
+impl Factor {
+    fn free(name: String, size: usize) -> Self {
+        Self { name, size, kind: FactorKind::Free, in_blocks: false }
+    }
 }
 
 /// The factors of one dim, major to minor, as indices into [`Rule::factors`].
@@ -102,7 +110,7 @@ impl Rule {
         };
         Self {
             factors: (full.iter().enumerate())
-                .map(|(i, &size)| Factor { name: position(i), size, kind: FactorKind::Free })
+                .map(|(i, &size)| Factor::free(position(i), size))
                 .collect(),
             inputs: inputs.iter().map(dims).collect(),
             outputs: outputs.iter().map(dims).collect(),
@@ -135,6 +143,14 @@ impl Rule {
     /// Declares factors of which the op computes with the part that is here.
     pub fn here(self, names: &str) -> Self {
         self.mark(names, FactorKind::Here)
+    }
+
+    /// Declares factors that are not dealt out in other orders than by blocks.
+    pub fn in_blocks(mut self, names: &str) -> Self {
+        for factor in &mut self.factors {
+            factor.in_blocks |= names.split_whitespace().any(|name| name == factor.name);
+        }
+        self
     }
 
     /// Declares operands that are added to results.

@@ -80,7 +80,7 @@ pub use load::ExpertLoad;
 pub use lowered::{BLOCK, Lowered, ROW, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
-pub use parallel::{Parallel, SharedStrategy};
+pub use parallel::{Parallel, SharedStrategy, channels_plan, heights_plan};
 pub use pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;

@@ -19,14 +19,14 @@ use phalanx_error::Result;
 
 /// How a convolutional network is split where nobody says how: the first convolution and the first fully
 /// connected layer by what they give, those after them by what they read, with one sum after each pair.
-fn channels() -> TensorPlan {
+pub fn channels_plan() -> TensorPlan {
     let plan = TensorPlan::new("tp").columns("conv1.*").rows("conv2.*");
     plan.columns("fc1.*").rows("fc2.*")
 }
 
 /// How weights are split where images are split by their height ([`Sequence`]): features are places first,
 /// so what a rank has of an image goes with some rows of the first fully connected layer.
-fn heights() -> TensorPlan {
+pub fn heights_plan() -> TensorPlan {
     TensorPlan::new("tp").rows("fc1.weight")
 }
 
@@ -96,7 +96,7 @@ impl Parallel {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
             strategies.push(match (config.tp_kind, &config.tp_plan.0[..]) {
                 (TpKind::OneD, []) if kind == ModelKind::Cnn => {
-                    Arc::new(if config.sp { heights() } else { channels() })
+                    Arc::new(if config.sp { heights_plan() } else { channels_plan() })
                 }
                 (TpKind::OneD, []) => Arc::new(Megatron::default()),
                 (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),

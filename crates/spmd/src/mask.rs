@@ -61,6 +61,11 @@ impl Grid {
         axes.iter().next().map_or(Order::Block, |major| self.orders[major])
     }
 
+    /// Whether one of these axes has an order of its own.
+    pub(crate) fn deals(&self, axes: Axes) -> bool {
+        axes.iter().any(|axis| self.orders[axis] != Order::Block)
+    }
+
     /// These axes with one that has an order of its own in front: there it must be.
     pub(crate) fn led(&self, axes: Axes) -> Axes {
         let dealt = |a: &usize| self.orders[*a] != Order::Block;

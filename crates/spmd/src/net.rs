@@ -18,6 +18,9 @@ pub(crate) struct Node {
     pub(crate) is_view: bool,
     /// The padded extent of each factor.
     pub(crate) extents: Vec<usize>,
+    /// How many elements of each factor a rank must have at least: windows reach into the blocks of both
+    /// neighbours, and no further.
+    pub(crate) least: Vec<usize>,
 }
 
 /// A value.
@@ -80,6 +83,7 @@ impl Net {
                 values[v].users.push((index, operand));
             }
             let extents = extents(&rule, &values, &ins, &outs);
+            let least = least(&rule, &instr.op);
             nodes.push(Node {
                 ins,
                 outs,
@@ -88,6 +92,7 @@ impl Net {
                 op: instr.op.clone(),
                 is_view: instr.op.is_view(),
                 extents,
+                least,
                 rule,
             });
         }
@@ -109,6 +114,18 @@ fn extents(rule: &Rule, values: &[Value], ins: &[usize], outs: &[usize]) -> Vec<
     extents
 }
 
+fn least(rule: &Rule, op: &Op) -> Vec<usize> {
+    let mut least = vec![1; rule.factors.len()];
+    for reach in op.reaches() {
+        let factors = &rule.inputs[reach.operand][reach.dim];
+        let Some(at) = carrier(rule, factors) else { continue };
+        let minor: usize = factors[at + 1..].iter().map(|&f| rule.factors[f].size).product();
+        let needed = reach.before.max(reach.after).div_ceil(minor.max(1));
+        least[factors[at]] = least[factors[at]].max(needed);
+    }
+    least
+}
+
 /// The factor of a dim that its padding belongs to: the first with more than one element.
 pub(crate) fn carrier(rule: &Rule, factors: &[usize]) -> Option<usize> {
     let first = factors.iter().position(|&f| rule.factors[f].size != 1);
@@ -120,6 +137,13 @@ impl Node {
     pub(crate) fn contracts(&self, factor: usize, result: usize) -> bool {
         self.rule.factors[factor].kind == FactorKind::Free
             && !self.rule.outputs[result].iter().any(|d| d.contains(&factor))
+    }
+
+    /// Whether some dim has a factor beside others.
+    pub(crate) fn is_compound(&self, factor: usize) -> bool {
+        let dims = self.rule.inputs.iter().chain(&self.rule.outputs).flatten();
+        let several = |dim: &Vec<usize>| dim.iter().filter(|&&f| self.extents[f] != 1).count() > 1;
+        dims.into_iter().any(|dim| dim.contains(&factor) && several(dim))
     }
 
     /// Whether an operand has a factor.

@@ -81,9 +81,13 @@ impl NodeChoices {
     /// is major to it in some dim is fully sharded, since the axes of a dim fill the major factor
     /// first.
     pub(crate) fn fits(&self, node: &Node, grid: &Grid, factor: usize, axis: usize) -> bool {
-        let shards = grid.parts(self.factors[factor].with(axis));
-        let kind = node.rule.factors[factor].kind;
-        if kind == FactorKind::Whole || !node.extents[factor].is_multiple_of(shards) {
+        let axes = self.factors[factor].with(axis);
+        let (shards, of) = (grid.parts(axes), &node.rule.factors[factor]);
+        if of.kind == FactorKind::Whole || !node.extents[factor].is_multiple_of(shards) {
+            return false;
+        }
+        let apart = grid.deals(axes) && (of.in_blocks || node.is_compound(factor));
+        if apart || node.extents[factor] / shards < node.least[factor] {
             return false;
         }
         let exhausted = |&f: &usize| grid.count(self.factors[f]) == node.extents[f];

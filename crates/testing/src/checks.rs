@@ -13,6 +13,7 @@ use phalanx_reference::RefTensor;
 
 use crate::cases::numbers;
 use crate::ranks::{Bug, run_on_ranks, run_with};
+use crate::ring_bugs::RingBug;
 use crate::threads::{Ranks, furthest};
 
 type Numbers = BTreeMap<String, RefTensor>;
@@ -98,6 +99,31 @@ where
     }
     Ok(())
 }
+
+/// Compares them on ranks that are threads, block by block with a bug in a ring; nothing to compare is no failure.
+/// Only what is far off counts, so that rounding is not taken for the bug.
+pub fn ring_with_bug<E, F>(
+    whole: &Joint,
+    parts: &Joint,
+    seed: u64,
+    ranks: &mut Ranks<E, F>,
+    bug: RingBug,
+) -> Result<(), String>
+where
+    E: Engine + Send,
+    F: Fn(Box<dyn Communicator>) -> E + Sync,
+{
+    let blocks = in_blocks(&fold_add(&common(&parts.program)));
+    let Some(program) = bug.planted_in(&blocks) else { return Ok(()) };
+    let inputs = numbers(&whole.program, seed);
+    let given: Vec<RefTensor> = program.inputs().iter().map(|p| inputs[&p.name].clone()).collect();
+    let found = ranks.run(&program, &given, None)?;
+    let found = program.outputs().iter().map(|p| p.name.clone()).zip(found).collect();
+    same(&found, &interpreted(&whole.program, &inputs)?, FAR_OFF)
+}
+
+/// A relative difference that no rounding makes.
+const FAR_OFF: f64 = 1e-4;
 
 /// The program whose products and attentions go block by block over every axis.
 fn in_blocks(program: &Program) -> Program {

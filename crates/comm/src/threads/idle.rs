@@ -6,7 +6,7 @@ use super::endpoint::{Endpoint, Local};
 use super::head::ANYBODY;
 use super::progress::Stage;
 use crate::error::{CommError, Missing};
-use crate::sync::{SPINS, TIMED, relax};
+use crate::sync::{TIMED, looks_again, relax};
 
 /// How much time a rank has spent waiting.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,7 +87,7 @@ impl Endpoint {
         let mut since = watch.start;
         // After a long spin, the peer is probably not running, or still computing: then other
         // threads can use this core, and a sleeper that is woken runs at once.
-        let (mut looks, patience) = (0, if self.shared.spin { SPINS } else { 0 });
+        let mut looks = 0;
         loop {
             let poisoned = self.shared.is_poisoned();
             // Before this rank reports that it was stopped, it looks for a better error: all
@@ -101,7 +101,7 @@ impl Endpoint {
             if poisoned {
                 return Err(self.aborted());
             }
-            if looks < patience {
+            if self.shared.spin && looks_again(looks, watch.start) {
                 relax();
                 looks += 1;
                 continue;

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_sys::futex::Wakers;
 use shuttle::thread::{Thread, current, park_timeout};
@@ -38,8 +38,10 @@ impl Poll {
 /// There is no time here: a rank that is never woken is a deadlock, which the scheduler reports.
 pub(crate) const TIMED: bool = false;
 
-/// Few, so that ranks fall asleep in the midst of things.
-pub(crate) const SPINS: u32 = 3;
+/// A few times, so that ranks fall asleep in the midst of things.
+pub(crate) fn looks_again(looks: u32, _since: Instant) -> bool {
+    looks < 3
+}
 
 /// A look in vain is a chance for another thread.
 pub(crate) fn relax() {

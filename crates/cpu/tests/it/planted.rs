@@ -9,8 +9,9 @@ use phalanx_comm::{
     OpKind, ReduceOp, Stop, Threads, Traffic,
 };
 use phalanx_cpu::CpuEngine;
+use phalanx_testing::RingBug;
 use phalanx_testing::cases::{Chooser, try_seeds};
-use phalanx_testing::checks::on_threads;
+use phalanx_testing::checks::{on_threads, ring_with_bug};
 use phalanx_testing::threads::Ranks;
 
 /// An endpoint that takes maxima for sums, or moves nothing, in calls of one kind.
@@ -121,6 +122,24 @@ fn calls_that_do_something_else_are_found() {
         assert!(found.ops() <= 3, "{kind}: {found}");
     }
 }
+
+/// Every bug in a ring of keys is found.
+#[test]
+fn bugs_of_rings_are_found() {
+    for bug in RingBug::ALL {
+        let mut ranks =
+            Ranks::new(|endpoint: Box<dyn Communicator>| CpuEngine::on_rank(1, endpoint).unwrap());
+        let found = try_seeds(0..RING_SEEDS, Chooser::Partitioner, |trial| {
+            ring_with_bug(&trial.whole, &trial.parts, trial.seed, &mut ranks, bug)
+        });
+        let found = found.expect_err(&format!("{bug:?} is not found"));
+        println!("{bug:?}: case {}, {} instructions", found.after + 1, found.ops());
+        assert!(found.ops() <= 12, "{bug:?}: {found}");
+    }
+}
+
+/// Some of so many cases have a ring.
+const RING_SEEDS: u64 = 30;
 
 #[test]
 fn a_transport_of_other_memory_is_refused() {

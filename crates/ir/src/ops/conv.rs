@@ -94,6 +94,7 @@ impl OpDef for Conv2d {
         let [images, outputs, whole] = self.window.factors(ins[0], outs[0]);
         Rule::declare(&format!("b{images} i, k l i o -> b{outputs} o"), ins, outs)
             .whole(&whole)
+            .in_blocks(Window::DIMS)
             .linear(&[&[0], &[1]])
     }
 
@@ -142,6 +143,7 @@ impl OpDef for Conv2dInputGrad {
         let [images, outputs, whole] = self.window.factors(outs[0], ins[0]);
         Rule::declare(&format!("b{outputs} o, k l i o -> b{images} i"), ins, outs)
             .whole(&whole)
+            .in_blocks(Window::DIMS)
             .linear(&[&[0], &[1]])
     }
 
@@ -182,6 +184,7 @@ impl OpDef for Conv2dWeightGrad {
         let [images, outputs, whole] = self.window.factors(ins[0], ins[1]);
         Rule::declare(&format!("b{images} i, b{outputs} o -> k l i o"), ins, outs)
             .whole(&whole)
+            .in_blocks(Window::DIMS)
             .linear(&[&[0], &[1]])
     }
 

@@ -90,6 +90,7 @@ impl OpDef for Dispatch {
                 .linear(&[&[0], &[2]]),
         }
         .whole("k c")
+        .in_blocks("e")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -129,6 +130,7 @@ impl OpDef for Combine {
                 .linear(&[&[0], &[2]]),
         }
         .whole("k c")
+        .in_blocks("e")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -165,6 +167,7 @@ impl OpDef for GateGrad {
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         Rule::declare("... t d, e ... c d, ... t k -> ... t k", ins, outs)
             .whole("k c")
+            .in_blocks("e")
             .linear(&[&[0], &[1]])
     }
 

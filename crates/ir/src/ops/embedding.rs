@@ -37,7 +37,7 @@ impl OpDef for Embedding {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("v w, ... -> ... w", ins, outs).linear(&[&[0]])
+        Rule::declare("v w, ... -> ... w", ins, outs).linear(&[&[0]]).in_blocks("v")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -73,7 +73,7 @@ impl OpDef for EmbeddingGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("..., ... w -> v w", ins, outs).linear(&[&[1]])
+        Rule::declare("..., ... w -> v w", ins, outs).linear(&[&[1]]).in_blocks("v")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

@@ -64,7 +64,7 @@ impl OpDef for CrossEntropy {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("... v, ... -> ..., ...", ins, outs).lowered("v")
+        Rule::declare("... v, ... -> ..., ...", ins, outs).lowered("v").in_blocks("v")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -94,7 +94,7 @@ impl OpDef for CrossEntropyGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("... v, ..., ..., ... -> ... v", ins, outs).linear(&[&[3]])
+        Rule::declare("... v, ..., ..., ... -> ... v", ins, outs).linear(&[&[3]]).in_blocks("v")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

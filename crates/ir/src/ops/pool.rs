@@ -88,6 +88,7 @@ impl OpDef for Pooling {
             PoolKind::Mean => Rule::declare(&one, ins, outs).linear(&[&[0]]),
         }
         .whole(&whole)
+        .in_blocks(Window::DIMS)
     }
 
     fn reaches(&self) -> Vec<Reach> {
@@ -140,6 +141,7 @@ impl OpDef for PoolingGrad {
             PoolKind::Mean => Rule::declare(&one, ins, outs),
         }
         .whole(&whole)
+        .in_blocks(Window::DIMS)
         .linear(&[&[0]])
     }
 

@@ -108,7 +108,8 @@ struct Cut {
 
 impl Cut {
     fn factor(&mut self, size: usize, kind: FactorKind) -> usize {
-        self.factors.push(Factor { name: format!("f{}", self.factors.len()), size, kind });
+        let name = format!("f{}", self.factors.len());
+        self.factors.push(Factor { name, size, kind, in_blocks: false });
         self.factors.len() - 1
     }
 

@@ -256,7 +256,7 @@ impl OpDef for Histogram {
 
     /// Counts of a part of the tokens are a partial sum; a rank may count some numbers only.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("... t k -> ... e", ins, outs).whole("k")
+        Rule::declare("... t k -> ... e", ins, outs).whole("k").in_blocks("e")
     }
 
     fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {

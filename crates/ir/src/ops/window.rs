@@ -22,6 +22,9 @@ pub struct Window {
 }
 
 impl Window {
+    /// The factors of an image's height and width.
+    pub(super) const DIMS: &str = "y x";
+
     /// A window of these taps, side by side, that moves by one input, without missing inputs.
     pub fn of(size: [usize; 2]) -> Self {
         Self { size, stride: [1; 2], dilation: [1; 2], pad: [0; 2] }

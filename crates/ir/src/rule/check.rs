@@ -106,7 +106,25 @@ impl Check<'_> {
         };
         let assignment: Vec<Sharding> = found.into_iter().map(sharding).collect();
         self.one_factor_per_axis(&assignment)?;
+        self.blocks(&assignment)?;
         Ok(assignment)
+    }
+
+    fn blocks(&self, assignment: &[Sharding]) -> Result<(), RuleError> {
+        let factors = self.rule.factors.iter().zip(assignment);
+        let mut dealt = factors.filter(|(factor, sharding)| {
+            factor.in_blocks
+                && sharding.order != Order::Block
+                && self.mesh.count(&sharding.axes) > 1
+        });
+        match dealt.next() {
+            None => Ok(()),
+            Some((factor, sharding)) => Err(RuleError::Dealt {
+                axis: sharding.axes[0],
+                factor: factor.name.clone(),
+                order: sharding.order,
+            }),
+        }
     }
 
     fn one_factor_per_axis(&self, assignment: &[Sharding]) -> Result<(), RuleError> {

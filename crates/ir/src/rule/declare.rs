@@ -1,6 +1,6 @@
 //! Reading declarations such as `b s (g r) d, b t g d -> b s (g r) d`.
 
-use super::{Dim, Factor, FactorKind};
+use super::{Dim, Factor};
 
 /// Reads declarations, giving each factor a number and a size.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Reader {
         (self.names.into_iter().zip(self.sizes))
             .map(|(name, size)| {
                 let size = size.expect("every factor is in a dim, whose size is known");
-                Factor { name, size, kind: FactorKind::Free }
+                Factor::free(name, size)
             })
             .collect()
     }

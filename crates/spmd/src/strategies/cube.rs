@@ -14,13 +14,13 @@
 
 use phalanx_ir::{Axis, Mesh, Op, Program, ValueId};
 
-use super::find::{attentions, readers};
-use super::megatron::{Columns, enough_heads, shared};
+use super::find::readers;
+use super::megatron::Columns;
 use super::parts::{
-    Use, data, floor_root, heads_in, shard_heads, shard_over, sides, store_even, store_over, used,
-    whole_root,
+    Use, cuts, data, floor_root, heads_for, heads_in, shard_heads, shard_over, sides, store_even,
+    store_over, streamed, used, whole_root,
 };
-use super::{Precedence, Strategy, present};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::AxisSplit;
@@ -79,9 +79,7 @@ impl Strategy for Cube {
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let q = self.side(program, mesh)?;
-        let cut = |major: usize| AxisSplit { axis: self.axis.clone(), major };
-        let heads = attentions(program).into_iter().map(|a| q * shared(a.kv_heads, q));
-        Ok([q, q * q].into_iter().chain(heads).map(cut).collect())
+        Ok(cuts(program, &self.axis, &[q, q * q], (q, q)))
     }
 
     fn place(&self) -> Precedence {
@@ -89,7 +87,7 @@ impl Strategy for Cube {
     }
 
     fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
-        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
+        streamed(self.stream, mesh, &self.axis)
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
@@ -98,9 +96,7 @@ impl Strategy for Cube {
         }
         let (program, mesh) = (ctx.program(), ctx.mesh());
         let q = self.side(program, mesh)?;
-        for found in attentions(program) {
-            enough_heads(ctx, &self.axis, q, found.heads, found.kv_heads)?;
-        }
+        heads_for(ctx, &self.axis, q)?;
         let [i, j, l] = sides(mesh, &self.axis, [q; 3]);
         let cube = Sides { i, j, l };
         for value in data(program) {

@@ -14,11 +14,10 @@
 
 use phalanx_ir::{Axis, Mesh, Program, ValueId};
 
-use super::find::attentions;
-use super::megatron::{Columns, enough_heads, shared};
+use super::megatron::Columns;
 use super::optimus::Square;
-use super::parts::{Use, data, shard_over, sides, store_over, used};
-use super::{Precedence, Strategy, present};
+use super::parts::{Use, cuts, data, heads_for, shard_over, sides, store_over, streamed, used};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::AxisSplit;
@@ -85,10 +84,7 @@ impl Strategy for Gspmd {
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let [rows, columns] = self.grid(program, mesh)?;
-        let cut = |major: usize| AxisSplit { axis: self.axis.clone(), major };
-        // Where columns outnumber key heads, their major part shares them.
-        let heads = attentions(program).into_iter().map(|a| rows * shared(a.kv_heads, columns));
-        Ok([rows].into_iter().chain(heads).map(cut).collect())
+        Ok(cuts(program, &self.axis, &[rows], (rows, columns)))
     }
 
     fn place(&self) -> Precedence {
@@ -96,7 +92,7 @@ impl Strategy for Gspmd {
     }
 
     fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
-        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
+        streamed(self.stream, mesh, &self.axis)
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
@@ -105,9 +101,7 @@ impl Strategy for Gspmd {
         }
         let (program, mesh) = (ctx.program(), ctx.mesh());
         let [u, v] = self.grid(program, mesh)?;
-        for found in attentions(program) {
-            enough_heads(ctx, &self.axis, v, found.heads, found.kv_heads)?;
-        }
+        heads_for(ctx, &self.axis, v)?;
         let [rows, columns] = sides(mesh, &self.axis, [u, v]);
         let grid = Square { depth: vec![], rows, columns };
         for value in data(program) {

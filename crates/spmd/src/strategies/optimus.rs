@@ -18,13 +18,11 @@
 
 use phalanx_ir::{Axis, Mesh, Program, ValueId};
 
-use super::find::attentions;
-use super::megatron::{enough_heads, shared};
 use super::parts::{
-    Use, data, floor_root, heads_in, shard_heads, shard_over, sides, store_even, store_over, used,
-    whole_root,
+    Use, cuts, data, floor_root, heads_for, heads_in, shard_heads, shard_over, sides, store_even,
+    store_over, streamed, used, whole_root,
 };
-use super::{Precedence, Strategy, present};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::AxisSplit;
@@ -93,10 +91,8 @@ impl Strategy for Optimus {
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let (q, depth) = (self.side(program, mesh)?, self.depth.max(1));
-        let cut = |major: usize| AxisSplit { axis: self.axis.clone(), major };
         // Where columns outnumber key heads, their major part shares them.
-        let heads = attentions(program).into_iter().map(|a| depth * q * shared(a.kv_heads, q));
-        Ok([depth, depth * q].into_iter().chain(heads).map(cut).collect())
+        Ok(cuts(program, &self.axis, &[depth, depth * q], (depth * q, q)))
     }
 
     fn place(&self) -> Precedence {
@@ -104,7 +100,7 @@ impl Strategy for Optimus {
     }
 
     fn streams(&self, mesh: &Mesh) -> Vec<Axis> {
-        if self.stream { present(mesh, &[&self.axis]) } else { vec![] }
+        streamed(self.stream, mesh, &self.axis)
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
@@ -113,9 +109,7 @@ impl Strategy for Optimus {
         }
         let (program, mesh) = (ctx.program(), ctx.mesh());
         let q = self.side(program, mesh)?;
-        for found in attentions(program) {
-            enough_heads(ctx, &self.axis, q, found.heads, found.kv_heads)?;
-        }
+        heads_for(ctx, &self.axis, q)?;
         let [depth, rows, columns] = sides(mesh, &self.axis, [self.depth.max(1), q, q]);
         let square = Square { depth, rows, columns };
         for value in data(program) {

@@ -2,9 +2,12 @@
 
 use phalanx_ir::{Axis, Mesh, Op, Program, Role, ValueId};
 
-use super::find::{heads_of, readers};
+use super::find::{attentions, heads_of, readers};
+use super::megatron::{enough_heads, shared};
+use super::present;
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
+use crate::split::AxisSplit;
 
 /// The root of a number, if it is a whole one: `power` 2 or 3.
 pub fn whole_root(number: usize, power: u32) -> Option<usize> {
@@ -33,6 +36,30 @@ pub(super) fn sides<const N: usize>(mesh: &Mesh, axis: &str, sizes: [usize; N]) 
         }
         side
     })
+}
+
+/// Where an axis is cut into sides: after each of these numbers of major ranks, and, where the ranks of the side that
+/// divides heads outnumber key heads, after the part of that side that shares them. `before` is all that is major to it.
+pub(super) fn cuts(
+    program: &Program,
+    axis: &str,
+    majors: &[usize],
+    (before, side): (usize, usize),
+) -> Vec<AxisSplit> {
+    let cut = |major: usize| AxisSplit { axis: axis.to_owned(), major };
+    let heads = attentions(program).into_iter().map(|a| before * shared(a.kv_heads, side));
+    majors.iter().copied().chain(heads).map(cut).collect()
+}
+
+/// Fails if the heads of some attention cannot be divided among the ranks of a side.
+pub(super) fn heads_for(ctx: &Annotator<'_>, axis: &str, side: usize) -> Result<(), SpmdError> {
+    let mut all = attentions(ctx.program()).into_iter();
+    all.try_for_each(|found| enough_heads(ctx, axis, side, found.heads, found.kv_heads))
+}
+
+/// The parts of an axis over which operands come block by block, if that is asked for.
+pub(super) fn streamed(stream: bool, mesh: &Mesh, axis: &str) -> Vec<Axis> {
+    if stream { present(mesh, &[axis]) } else { vec![] }
 }
 
 /// What a parameter does in a segment.

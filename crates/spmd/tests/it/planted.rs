@@ -8,7 +8,7 @@ use phalanx_testing::checks::with_bug;
 
 /// Every bug, within how many cases it must be found, and how many instructions the forward program
 /// of the smallest case may have.
-const BUGS: [(Bug, usize, usize); 28] = [
+const BUGS: [(Bug, usize, usize); 32] = [
     (Bug::GatherOrder, 10, 1),
     (Bug::ScatterOrder, 10, 1),
     (Bug::ExchangeOrder, 10, 1),
@@ -36,8 +36,14 @@ const BUGS: [(Bug, usize, usize); 28] = [
     (Bug::WrongPartOfAxis, 20, 3),
     (Bug::StaleLayout, 20, 3),
     (Bug::BlockTwice, 20, 10),
-    (Bug::BlockElsewhere, 10, 1),
+    (Bug::BlockElsewhere, 10, 2),
     (Bug::BlockMisplaced, 20, 10),
+    (Bug::ZigzagAsBlocks, 30, 3),
+    // Images are taken from a sequence and put back into one.
+    (Bug::RowTooFew, 30, 4),
+    (Bug::RowsOfWrongNeighbour, 30, 4),
+    // The first uneven height that is cut lies behind an attention, which is ten.
+    (Bug::PaddingRows, 60, 14),
 ];
 
 /// The first of so many cases that finds a bug.
@@ -59,12 +65,18 @@ fn find(bug: Bug, within: usize) -> Option<Box<Found>> {
 
 #[test]
 fn every_planted_bug_is_found_and_told_as_a_small_case() {
+    let mut wrong = Vec::new();
     for (bug, within, ops) in BUGS {
-        let found = find(bug, within);
-        let found = found.unwrap_or_else(|| panic!("{bug:?} is not found in {within} cases"));
+        let Some(found) = find(bug, within) else {
+            wrong.push(format!("{bug:?} is not found in {within} cases"));
+            continue;
+        };
         println!("{bug:?}: case {}, {} instructions", found.after + 1, found.ops());
-        assert!(found.ops() <= ops, "{bug:?}: {} instructions\n{found}", found.ops());
+        if found.ops() > ops {
+            wrong.push(format!("{bug:?}: {} instructions\n{found}", found.ops()));
+        }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The seed, the mesh, the program, what was asked and what was made of it.

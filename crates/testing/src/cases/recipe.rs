@@ -4,7 +4,7 @@
 //! can be removed without changing the others, which is how failures are made smaller.
 
 use phalanx_ir::text::value_name;
-use phalanx_ir::{Builder, DType, Mesh, Program, Role, ValueId};
+use phalanx_ir::{Builder, DType, Mesh, Order, Program, Role, ValueId};
 use phalanx_spmd::{Annotator, SpmdError};
 
 use super::dice::Dice;
@@ -27,6 +27,8 @@ pub struct Recipe {
     /// Whether it ends in a loss, where the last value can be logits.
     pub(super) loss: bool,
     pub(super) wishes: Vec<Request>,
+    /// Axes that deal elements in other orders than by blocks.
+    pub(super) orders: Vec<(String, Order)>,
 }
 
 /// A requested annotation of one value and one axis.
@@ -61,7 +63,9 @@ impl Recipe {
         let steps = (1..=2 + dice.below(6) as u64).collect();
         let (loss, mesh) = (dice.percent(35), mesh(&mut dice));
         let (choices, wishes) = (0, Vec::new());
-        let mut recipe = Self { seed, choices, mesh, sizes, vocabulary, steps, loss, wishes };
+        let orders = orders(&mut Dice::named(seed, "orders"), &mesh);
+        let mut recipe =
+            Self { seed, choices, mesh, sizes, vocabulary, steps, loss, wishes, orders };
         let (program, origins) = recipe.program()?;
         recipe.wishes = wishes_for(&mut dice, &program, &origins, &recipe.mesh)?;
         Ok(recipe)
@@ -95,6 +99,13 @@ impl Recipe {
                     annotator.replicate(value, axis)?;
                     asked.push(format!("{name}: {axis} replicates it"));
                 }
+            }
+        }
+        for (axis, order) in &self.orders {
+            // A smaller mesh may not have it.
+            if self.mesh.expand(axis).is_ok() {
+                annotator.order(axis, *order)?;
+                asked.push(format!("{axis} deals in {} order", order.name()));
             }
         }
         let annotations = annotator.finish();
@@ -166,6 +177,14 @@ fn mesh(dice: &mut Dice) -> Mesh {
     }
 }
 
+/// Some axes deal elements out; a sequence is dealt by one axis, in front of all others.
+fn orders(dice: &mut Dice, mesh: &Mesh) -> Vec<(String, Order)> {
+    let axes: Vec<String> = mesh.axes().map(|(axis, _)| axis.name().to_owned()).collect();
+    let axis = dice.below(axes.len());
+    let order = dice.pick(&[Order::Zigzag, Order::Zigzag, Order::Striped]);
+    if dice.percent(20) { vec![(axes[axis].clone(), order)] } else { Vec::new() }
+}
+
 fn wishes_for(
     dice: &mut Dice,
     program: &Program,
@@ -176,19 +195,29 @@ fn wishes_for(
     let inputs = program.inputs().iter().map(|p| (p.value, p.role));
     let results = program.instrs().iter().flat_map(|i| &i.outputs).map(|&v| (v, Role::Probe));
     let mut wishes = Vec::new();
+    // In some cases an axis is for the sequence, as in context parallelism: then keys can go around.
+    let axes: Vec<phalanx_ir::Axis> = mesh.axes().map(|(axis, _)| axis).collect();
+    let sequence = dice.pick(&axes);
+    let sequence = dice.percent(20).then_some(sequence);
     for (value, role) in inputs.chain(results) {
         let chance = match role {
             Role::Scalar | Role::Random => 0,
             Role::Probe => 15,
             _ => 75,
         };
-        if !dice.percent(chance) {
+        let long = program.ty(value).shape.len() > 2;
+        let in_sequence = sequence.filter(|_| long && chance > 0);
+        if !dice.percent(chance) && in_sequence.is_none() {
             continue;
         }
         let uneven = dice.percent(15);
         for (axis, _) in mesh.axes() {
-            let (shape, axis) = (&program.ty(value).shape, axis.name());
-            let what = if shape.is_empty() || !dice.percent(70) {
+            let (shape, of_sequence) = (&program.ty(value).shape, in_sequence == Some(axis));
+            let axis = axis.name();
+            let what = if of_sequence {
+                let shards = annotator.shards(value, 1) * annotator.degree(axis);
+                shape[1].is_multiple_of(shards).then_some(Asked::Sharded(1))
+            } else if shape.is_empty() || !dice.percent(70) {
                 dice.percent(50).then_some(Asked::Replicated)
             } else {
                 let dim = dice.below(shape.len());

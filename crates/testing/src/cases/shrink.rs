@@ -46,6 +46,9 @@ impl Recipe {
         if self.vocabulary.is_some() {
             all.push(Self { vocabulary: None, ..self.clone() });
         }
+        if !self.orders.is_empty() {
+            all.push(Self { orders: Vec::new(), ..self.clone() });
+        }
         if self.loss {
             all.push(Self { loss: false, ..self.clone() });
         }

@@ -1,6 +1,8 @@
 //! The steps of random programs: every family of ops, on any value that it takes.
 
-use phalanx_ir::ops::{AttentionKind, Reshape, RopeScaling, Rotary, Transpose};
+use phalanx_ir::ops::{
+    AttentionKind, Reshape, RopeScaling, Rotary, Transpose, Window, ZeroPadding,
+};
 use phalanx_ir::{Builder, DType, Role, Tensor as Value, TensorType};
 
 use super::dice::Dice;
@@ -25,16 +27,17 @@ impl<'b> Maker<'b> {
         let shape = x.shape();
         let (rank, last) = (shape.len(), shape.last().copied().unwrap_or(1));
         let alike: Vec<Value<'b>> = pool.iter().copied().filter(|y| y.shape() == shape).collect();
-        Some(match self.dice.below(24) {
+        Some(match self.dice.below(25) {
             0..=3 if rank > 0 => {
                 let to = self.dice.pick(&[2, 3, 4, 4, 5, 6, 8]);
                 let w = self.param(&[last, to]);
                 x.matmul(w)
             }
-            4 | 19 | 20 => match self.dice.below(4) {
+            4 | 19 | 20 => match self.dice.below(5) {
                 0 => x.gelu(),
                 1 => x.silu(),
                 2 => x.tanh(),
+                3 => self.b.apply(ZeroPadding, &[x]),
                 _ => x.scale(0.5),
             },
             5 => x + self.dice.pick(&alike),
@@ -66,6 +69,7 @@ impl<'b> Maker<'b> {
             18 => x.max(x.scale(0.3)),
             22 if rank > 0 => self.concatenated(x, pool)?,
             23 if matches!(rank, 3 | 4) && last.is_multiple_of(2) => self.rotated(x),
+            24 if rank == 3 => self.windowed(x)?,
             _ => return None,
         })
     }
@@ -74,6 +78,34 @@ impl<'b> Maker<'b> {
         self.params += 1;
         let name = format!("w{}{}", self.step, ["a", "b", "c"][self.params - 1]);
         self.b.input(&name, Role::Param, TensorType::new(DType::F64, shape))
+    }
+
+    /// A window over sequence and width, taken for the height and width of images.
+    fn windowed(&mut self, x: Value<'b>) -> Option<Value<'b>> {
+        let [batch, height, width] = x.shape()[..] else { return None };
+        let channels = if width.is_multiple_of(2) { self.dice.pick(&[1, 2]) } else { 1 };
+        let window = self.dice.pick(&[
+            Window::of([2, 3]).dilation([2, 1]).pad([1, 1]),
+            Window::of([3, 3]).pad([1, 1]),
+            Window::of([3, 1]).pad([1, 0]),
+            Window::of([2, 2]).stride([2, 2]),
+            Window::of([3, 2]).stride([2, 2]).pad([1, 0]),
+        ]);
+        let [rows, columns] = window.outputs([height, width / channels]).ok()?;
+        if rows * columns == 0 {
+            return None;
+        }
+        let x = x.reshape([batch, height, width / channels, channels]);
+        let (y, to) = match self.dice.below(4) {
+            0 => (x.max_pool(window), channels),
+            1 => (x.mean_pool(window), channels),
+            _ => {
+                let to = self.dice.pick(&[1, 2, 3]);
+                let w = self.param(&[window.size[0], window.size[1], channels, to]);
+                (x.conv2d(w, window), to)
+            }
+        };
+        (columns * to <= LONGEST).then(|| y.reshape([batch, rows, columns * to]))
     }
 
     fn transposed(&mut self, x: Value<'b>) -> Value<'b> {

@@ -27,6 +27,16 @@ impl Block {
         Ok(Self { data: data.collect(), shape })
     }
 
+    /// The same with, at each index along a dim, what lies at another one.
+    pub(super) fn picked(&self, dim: usize, from: impl Fn(usize) -> usize) -> Self {
+        let places: Vec<usize> = (0..self.shape[dim]).map(from).collect();
+        let data = indices(&self.shape).map(|mut index| {
+            index[dim] = places[index[dim]];
+            self.data[offset(&self.shape, &index)]
+        });
+        Self { data: data.collect(), shape: self.shape.clone() }
+    }
+
     /// Zeros of the same shape.
     pub(super) fn zeros(&self) -> Self {
         Self { data: vec![0.0; self.data.len()], shape: self.shape.clone() }

@@ -70,6 +70,14 @@ pub enum Bug {
     BlockElsewhere,
     /// The block of a step is put where that of the first one belongs.
     BlockMisplaced,
+    /// Shards in zigzag order are put together, and taken, as if they were blocks.
+    ZigzagAsBlocks,
+    /// Of the rows that a window reads of its neighbours, the outermost does not come.
+    RowTooFew,
+    /// The rows before a block come from the rank after it, and the other way round.
+    RowsOfWrongNeighbour,
+    /// Rows behind the last one of uneven heights count in windows.
+    PaddingRows,
 }
 
 impl Bug {

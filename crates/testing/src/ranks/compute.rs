@@ -13,6 +13,7 @@ use phalanx_reference::{RefTensor, run};
 
 use super::blocks::{Block, global, indices, is_valid, offset};
 use super::bugs::Bug;
+use super::windows::Windows;
 
 /// The results of an instruction, by result and rank.
 pub(super) fn compute(
@@ -28,11 +29,16 @@ pub(super) fn compute(
     let assignment = rule.check(mesh, &ins, &outs).map_err(|e| format!("{e:?}"))?;
     let joined = joined_axes(&instr.op, &rule, &assignment, bug);
     let mut results = vec![Vec::new(); outs.len()];
+    let windows = Windows { program, instr, bug };
+    let reads_images = matches!(instr.op, Op::Conv2d(_) | Op::Pooling(_));
+    let bug = bug.filter(|&bug| bug != Bug::PaddingRows || reads_images);
     for rank in 0..mesh.ranks() {
-        let view = View { mesh, rank, joined: &joined, bug };
-        let operands: Vec<Block> = (instr.inputs.iter().zip(&ins))
+        let joins_sums = !windows.are_of_weights();
+        let view = View { mesh, rank, joined: &joined, joins_sums, bug };
+        let mut operands: Vec<Block> = (instr.inputs.iter().zip(&ins))
             .map(|(v, ty)| view.operand(ty, &values[v.index()]))
             .collect::<Result<_, _>>()?;
+        windows.hide(rank, &mut operands);
         let shapes: Vec<Vec<usize>> =
             outs.iter().map(|ty| view.extents(ty)).collect::<Result<_, _>>()?;
         let made = apply(&instr.op, &ins, &operands, &shapes)?;
@@ -69,6 +75,8 @@ struct View<'a> {
     mesh: &'a Mesh,
     rank: usize,
     joined: &'a BTreeSet<Axis>,
+    /// Whether the sum over joined axes is in what a rank computes, or only its own summand is.
+    joins_sums: bool,
     bug: Option<Bug>,
 }
 
@@ -94,12 +102,20 @@ impl View<'_> {
             _ => ty.local_valid(self.mesh, self.rank),
         };
         let whole = self.whole(ty)?;
-        Ok((0..local.len()).map(|d| if whole[d] { ty.shape[d] } else { local[d] }).collect())
+        let all = match self.bug {
+            Some(Bug::PaddingRows) => ty.padded(),
+            _ => &ty.shape[..],
+        };
+        Ok((0..local.len()).map(|d| if whole[d] { all[d] } else { local[d] }).collect())
     }
 
     fn operand(&self, ty: &TensorType, blocks: &[Block]) -> Result<Block, String> {
         let (shape, whole) = (self.extents(ty)?, self.whole(ty)?);
-        let unseen = if self.bug == Some(Bug::PaddingCounts) { 0.0 } else { f64::NAN };
+        let unseen = match self.bug {
+            Some(Bug::PaddingCounts) => 0.0,
+            Some(Bug::PaddingRows) => 1.0,
+            _ => f64::NAN,
+        };
         let mut out = Block { data: vec![unseen; shape.iter().product()], shape };
         let joined: Vec<Axis> = self.joined.iter().copied().collect();
         for rank in self.mesh.group(self.rank, &joined) {
@@ -118,7 +134,8 @@ impl View<'_> {
     fn result(&self, ty: &TensorType, block: &Block) -> Result<Block, String> {
         let (shape, whole) = (ty.local_shape(self.mesh), self.whole(ty)?);
         let partial = ty.layout.partial().intersection(self.joined);
-        let has = partial.into_iter().all(|&a| self.mesh.coordinate(self.rank, a) == 0);
+        let has = !self.joins_sums
+            || partial.into_iter().all(|&a| self.mesh.coordinate(self.rank, a) == 0);
         let data = indices(&shape).map(|index| {
             let at = global(ty, self.mesh, self.rank, &index);
             match (is_valid(ty, &at), has) {

@@ -1,7 +1,7 @@
 //! Collectives between the blocks of all ranks, written after their definition.
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Mesh, TensorType};
+use phalanx_ir::{Axis, Mesh, Order, TensorType};
 
 use super::blocks::Block;
 use super::bugs::Bug;
@@ -10,6 +10,8 @@ use super::bugs::Bug;
 pub(super) struct Exchange<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) ty: &'a TensorType,
+    /// The type of the result.
+    pub(super) made: &'a TensorType,
     pub(super) blocks: &'a [Block],
     /// Of a second operand, in which a block is replaced.
     pub(super) rest: Option<&'a [Block]>,
@@ -28,12 +30,16 @@ impl Exchange<'_> {
         Ok(match c.kind {
             CollectiveKind::AllGather { dim } => {
                 let group = self.group(rank, c, Bug::GatherOrder);
-                Block::concat(group.into_iter().map(|q| &self.blocks[q]), dim)
+                let all = Block::concat(group.into_iter().map(|q| &self.blocks[q]), dim);
+                let (places, len) = (self.places(self.ty, dim, n), own.shape[dim]);
+                all.picked(dim, |at| {
+                    (0..n * len).find(|&i| places(i, len) == at).unwrap_or_default()
+                })
             }
             CollectiveKind::AllReduce => self.sum(&self.members(rank, c)),
             CollectiveKind::ReduceScatter { dim } => {
                 let place = self.place(rank, c, Bug::ScatterOrder);
-                self.sum(&self.members(rank, c)).cut(dim, n, place)?
+                self.dealt(self.sum(&self.members(rank, c)), dim, n).cut(dim, n, place)?
             }
             CollectiveKind::AllToAll { from, to } => {
                 let group = self.group(rank, c, Bug::ExchangeOrder);
@@ -48,7 +54,8 @@ impl Exchange<'_> {
                 Block::concat(parts.iter(), from)
             }
             CollectiveKind::Shard { dim } => {
-                own.cut(dim, n, self.place(rank, c, Bug::ShardOrder))?
+                let place = self.place(rank, c, Bug::ShardOrder);
+                self.dealt(own.clone(), dim, n).cut(dim, n, place)?
             }
             CollectiveKind::ToPartial => {
                 let keeps = self.mesh.shard(rank, &c.axes) == 0;
@@ -91,6 +98,21 @@ impl Exchange<'_> {
             }
             CollectiveKind::Done => own.clone(),
         })
+    }
+
+    /// For each element of a list of the shards of `len` elements each, where it lies in the whole.
+    fn places(&self, ty: &TensorType, dim: usize, n: usize) -> impl Fn(usize, usize) -> usize {
+        let order = match ty.layout.dims()[dim].order {
+            Order::Zigzag if self.has(Bug::ZigzagAsBlocks) => Order::Block,
+            order => order,
+        };
+        move |at, len| order.global(at % len, at / len, n, n * len)
+    }
+
+    /// A whole whose elements are picked so that consecutive blocks are the shards of the result.
+    fn dealt(&self, whole: Block, dim: usize, n: usize) -> Block {
+        let (places, len) = (self.places(self.made, dim, n), whole.shape[dim] / n);
+        whole.picked(dim, |at| places(at, len.max(1)))
     }
 
     fn has(&self, bug: Bug) -> bool {

@@ -9,6 +9,7 @@ mod blocks;
 mod bugs;
 mod compute;
 mod exchange;
+mod windows;
 
 use std::collections::BTreeMap;
 
@@ -57,7 +58,8 @@ fn simulate(
                 let ty = program.ty(instr.inputs[0]);
                 let blocks = &values[instr.inputs[0].index()];
                 let rest = instr.inputs.get(1).map(|value| &values[value.index()][..]);
-                vec![Exchange { mesh, ty, blocks, rest, bug }.run(c)?]
+                let made = program.ty(instr.outputs[0]);
+                vec![Exchange { mesh, ty, made, blocks, rest, bug }.run(c)?]
             }
             _ => compute(program, instr, &values, bug)?,
         };

@@ -7,36 +7,36 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use phalanx_config::Loaded;
 use phalanx_cuda::GpuLink;
-use phalanx_error::Result;
 use phalanx_inspect::verify::verify_as;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
-use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
-use phalanx_spmd::strategies::{
-    AllGatherKv, BatchParallel, Cube, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
-    Gspmd, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses,
-    WeightUpdateSharding, Zero,
-};
+use phalanx_session::{Backend, Parallel, Pipeline};
 
-use crate::support::{on, settings, shared, try_gpt, try_llama};
+use crate::support::settings;
 use crate::{foreign, gpu};
+use layouts::{configuration, layout};
 use page::{read, written};
 
+mod layouts;
 mod page;
 
 /// Declares the systems, with their names in tables.
 macro_rules! systems {
-    ($($system:ident $name:literal,)+) => {
-        /// A system, by its place in [`ALL`].
+    ($($system:ident $name:literal,)+; $($more:ident $more_name:literal,)+) => {
+        /// A system, by its place in [`ALL`], then in [`BESIDE`].
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         enum System {
             $($system,)+
+            $($more,)+
         }
 
         const ALL: [(System, &str); [$($name),+].len()] = [$((System::$system, $name)),+];
+
+        /// What has no column of the page: each is tried with some of all others.
+        const BESIDE: [(System, &str); [$($more_name),+].len()] =
+            [$((System::$more, $more_name)),+];
     };
 }
 
@@ -45,12 +45,13 @@ systems! {
     Fsdp "fsdp", Hybrid "hybrid", Update "wus", Local "local-sgd", Experts "ep",
     Tensor "tp", Sequence "tp+sp", Plan "tp-plan", Square "2d",
     Squares "2.5d", Cube "3d", Grid "gspmd", Ulysses "ulysses", AllGatherKv "ag-kv",
-    Ring "ring", Rsa "rsa", Selective "selective", Full "full", Microbatches "mb",
-    Bf16 "bf16", Half "f16", Lamb "lamb", Gpt2 "gpt2",
+    Ring "ring", Rsa "rsa", Selective "selective", Full "full",
+    Microbatches "mb", Bf16 "bf16", Half "f16", Lamb "lamb", Gpt2 "gpt2",
     Naive "naive", GPipe "gpipe", OneFOneB "1f1b", LongWarmup "1f1b-pb", BPipe "bpipe",
     Interleaved "interleaved", BreadthFirst "breadth-first", ZbH1 "zb-h1", ZbH2 "zb-h2",
     ZbV "zb-v", ZbAuto "zb-auto", VHalf "v-half", VMin "v-min",
     Chimera "chimera", DualPipe "dualpipe", PipeDream "pipedream", PipeDream2bw "pipedream-2bw",
+    ; Blocks "blocks", Images "cnn",
 }
 
 use System as S;
@@ -64,7 +65,7 @@ const SHAPES: [(System, &str); 4] =
 
 impl System {
     fn name(self) -> &'static str {
-        ALL.iter().find(|(s, _)| *s == self).map_or("", |(_, name)| name)
+        ALL.iter().chain(&BESIDE).find(|(s, _)| *s == self).map_or("", |(_, name)| name)
     }
 
     /// Whether it says how data-parallel ranks share a model.
@@ -119,150 +120,6 @@ fn combinations() -> Vec<Combination> {
     all
 }
 
-fn configuration(systems: &[System]) -> Result<Loaded> {
-    let has = |system| systems.contains(&system);
-    let mut sets = vec!["model.init_std=0.1"];
-    if has(S::Selective) {
-        // There is nothing to make again where nothing quadratic is kept.
-        sets.extend(["train.recompute=selective", "model.attention=materialised"]);
-    }
-    if has(S::Rsa) && !has(S::Selective) {
-        sets.push("model.attention=materialised");
-    }
-    if has(S::Full) {
-        sets.push("train.recompute=full");
-    }
-    // A pipeline has two micro-batches anyhow, and then twice as many; one that parks some has twice as many again.
-    match (has(S::Microbatches), pipeline(systems).is_some()) {
-        (true, true) if has(S::BPipe) => {
-            sets.extend(["train.microbatches=8", "train.batch_size=32"])
-        }
-        (false, false) => {}
-        (more, true) if more || has(S::BPipe) => {
-            sets.extend(["train.microbatches=4", "train.batch_size=16"]);
-        }
-        _ => sets.push("train.microbatches=2"),
-    }
-    if SHAPES.iter().any(|(shape, _)| has(*shape)) {
-        // Every rank of a square or cube gets samples of each micro-batch.
-        sets.push(match (has(S::Microbatches), has(S::BPipe)) {
-            (true, true) => "train.batch_size=128",
-            (false, false) => "train.batch_size=32",
-            _ => "train.batch_size=64",
-        });
-    }
-    if pipeline(systems).is_some() {
-        sets.push("model.layers=4");
-    }
-    if has(S::Bf16) {
-        sets.extend(["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"]);
-    }
-    if has(S::Half) {
-        sets.extend(["precision.compute=f16", "precision.weights=f16", "precision.grads=f32"]);
-    }
-    if has(S::Lamb) {
-        sets.push("optim.kind=lamb");
-    }
-    if has(S::Local) {
-        // Of the two steps, the second ends with an average.
-        sets.extend(["parallel.dp=2", "parallel.sync=local-sgd", "parallel.sync_every=2"]);
-    }
-    if has(S::Experts) {
-        // The second of two layers has experts, and some tokens find no place. Rounded to 16 bits, some
-        // would choose another expert: there they take all.
-        sets.extend(["model.experts=4", "model.expert_ffn=6", "model.moe_every=2"]);
-        sets.extend(match has(S::Bf16) || has(S::Half) {
-            false => ["model.capacity=0.75", "model.group=4"],
-            true => ["model.capacity=0", "model.top_k=4"],
-        });
-    }
-    if has(S::Experts) && has(S::Local) {
-        sets.push("parallel.ep=2");
-    }
-    match has(S::Gpt2) {
-        // What is dropped depends on the global place of an element, not on the rank.
-        true => try_gpt(&[&sets[..], &["model.dropout=0.1"]].concat()),
-        false => try_llama(&sets),
-    }
-}
-
-/// The strategies on their mesh, of at most eight ranks in a stage.
-fn layout(systems: &[System]) -> Parallel {
-    let has = |system| systems.contains(&system);
-    let shape = SHAPES.into_iter().find(|(system, _)| has(*system));
-    let tensor = shape.is_some() || TENSOR.into_iter().any(has);
-    let both = has(S::Ulysses) && has(S::AllGatherKv);
-    let context = has(S::Ulysses) || has(S::AllGatherKv) || has(S::Ring) || has(S::Rsa);
-    // Copies between groups and shards within; where ranks are few the groups are those of context
-    // parallelism.
-    let crowded = context && (tensor || both);
-    let mut axes = Vec::new();
-    // From four stages on there is something to park.
-    axes.extend(pipeline(systems).map(|_| if has(S::BPipe) { "pp=4" } else { "pp=2" }));
-    let shares = systems.iter().any(|s| s.shares());
-    if shares || has(S::Experts) {
-        // Where ranks are few, no two of them have the same experts.
-        let several = has(S::Hybrid) || has(S::Experts) && !context && !tensor;
-        axes.push(if several && !crowded { "dp=4" } else { "dp=2" });
-    }
-    axes.extend((has(S::Local) && !has(S::Experts)).then_some("dp=2"));
-    axes.extend(context.then_some("cp=2"));
-    axes.extend(both.then_some("kv=2"));
-    axes.extend(shape.map(|(_, ranks)| ranks).or(tensor.then_some("tp=2")));
-    let mut strategies: Vec<SharedStrategy> = Vec::new();
-    for system in systems {
-        strategies.extend(match system {
-            S::Ddp => Some(shared(Ddp::default())),
-            S::Owner => Some(shared(DataParallel::default())),
-            S::Zero1 => Some(shared(Zero::stage(1))),
-            S::Zero2 => Some(shared(Zero::stage(2))),
-            S::Zero3 => Some(shared(Zero::stage(3))),
-            S::Fsdp => Some(shared(Fsdp::default())),
-            S::Hybrid => {
-                let shard = Some(if crowded { 1 } else { 2 });
-                Some(shared(Fsdp { shard, ..Fsdp::default() }))
-            }
-            S::Update => Some(shared(WeightUpdateSharding::default())),
-            // Heads are divided among one side of a square or cube.
-            S::Ulysses => {
-                let alike = if has(S::Square) || has(S::Grid) { 2 } else { 4 };
-                let alike = if shape.is_some() { alike } else { 1 };
-                Some(shared(Ulysses { alike, ..Ulysses::default() }))
-            }
-            S::Ring => Some(shared(Ring::default())),
-            S::Rsa => Some(shared(RingSelfAttention::default())),
-            S::Square => Some(shared(Optimus::default())),
-            S::Squares => Some(shared(Optimus { depth: 2, ..Optimus::default() })),
-            S::Cube => Some(shared(Cube::default())),
-            S::Grid => Some(shared(Gspmd::default())),
-            S::AllGatherKv => {
-                let axis = if both { "kv" } else { "cp" }.to_owned();
-                Some(shared(AllGatherKv { axis }))
-            }
-            _ => None,
-        });
-    }
-    if has(S::Experts) {
-        strategies.extend((!shares).then(|| shared(BatchParallel::default())));
-        let exchange = ExpertExchange::AllToAll;
-        strategies.push(shared(ExpertParallel { exchange, ..ExpertParallel::over(2) }));
-    }
-    if has(S::Plan) {
-        // Only a part of the model: names decide, not what Megatron would find.
-        strategies.push(shared(TensorPlan::new("tp").rows("mlp.down").columns("mlp.*")));
-    } else if tensor && shape.is_none() {
-        strategies.push(shared(Megatron::default()));
-    }
-    if has(S::Sequence) {
-        strategies.push(shared(Sequence::default()));
-    }
-    if axes.is_empty() {
-        return Parallel::default();
-    }
-    let pipeline = pipeline(systems).unwrap_or_default();
-    Parallel { pipeline, ..on(&axes.join(" "), strategies) }
-}
-
 fn run(systems: &[System]) -> Cell {
     run_on(systems, &*host::threads())
 }
@@ -273,6 +130,9 @@ fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
         count(&|s| s.pipeline().is_some()),
         count(&|s| [S::Selective, S::Full].contains(s)),
         count(&|s| [S::Bf16, S::Half].contains(s)),
+        // Kinds of models: experts are in language models.
+        count(&|s| [S::Gpt2, S::Images].contains(s)),
+        count(&|s| [S::Experts, S::Images].contains(s)),
         // Replicas share nothing, or train by themselves.
         if systems.contains(&S::Local) { 1 + count(&|s| s.shares()) } else { 1 },
         // A plan by name stands in for the roles that Megatron infers.
@@ -339,6 +199,39 @@ fn systems_compose_on_another_engine_and_another_transport() {
     let drawn = (0..FOREIGN).map(|draw| &all[stream.below(draw, all.len() as u64) as usize]);
     compose_on(&*foreign::backend(), drawn.collect());
 }
+
+/// Products block by block, and a network of images: with one or two of all others, none does what one rank does not.
+#[test]
+fn what_the_page_lacks_composes() {
+    let stream = Stream::named(0, "beside the page");
+    let mut draws = 0;
+    let mut draw = |from: usize| {
+        draws += 1;
+        stream.below(draws, from as u64) as usize
+    };
+    let gathers = [S::Square, S::Squares, S::Cube, S::Grid, S::Sequence];
+    let (mut green, mut count) = (0, 0);
+    for round in 0..BESIDE_ROUNDS {
+        for (system, _) in BESIDE {
+            let mut systems = vec![ALL[draw(ALL.len())].0, system];
+            // Without operands that are gathered nothing could come block by block.
+            systems.push(match system {
+                S::Blocks => gathers[round % gathers.len()],
+                _ => ALL[draw(ALL.len())].0,
+            });
+            systems.sort();
+            systems.dedup();
+            let cell = run(&systems);
+            println!("{}: {cell:?}", named(&systems));
+            assert!(!matches!(cell, Cell::Red(_)), "{}: {cell:?}", named(&systems));
+            (green, count) = (green + usize::from(cell == Cell::Green), count + 1);
+        }
+    }
+    assert!(green > count / 4, "{green} of {count} ran");
+}
+
+/// How many combinations of each are tried.
+const BESIDE_ROUNDS: usize = 4;
 
 /// Every layout runs on one GPU: all systems alone, and a sample of their combinations.
 /// `PHALANX_COMPOSITION=all` runs all of them.

@@ -6,7 +6,7 @@ use phalanx_script::Part;
 use phalanx_session::SharedStrategy;
 use phalanx_spmd::strategies::{AllGatherKv, Ring, RingSelfAttention, Ulysses};
 
-use crate::support::{agrees, gpt, laid, llama, on, shared};
+use crate::support::{Laid, agrees, foreign_at_once, gpt, laid, llama, on, shared};
 
 const BATCH: u64 = 2;
 const SEQ: u64 = 8192;
@@ -182,5 +182,31 @@ fn ring_self_attention_does_what_one_rank_does() {
         agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
         let sets = ["parallel.cp_kind=rsa", "train.recompute=selective", &kv, &cp, &seq];
         agrees(&format!("{sets:?}"), &llama(&sets), None);
+    }
+}
+
+/// The largest sum of live bytes in the workspace of the block's part.
+fn workspace(laid: &Laid, part: Part) -> usize {
+    let program = laid.lowered.compiled().program(1, part);
+    let name = &program.name;
+    let all = laid.script().programs.iter().filter(|entry| entry.placed.program.name == *name);
+    all.map(|entry| entry.placed.slots.peak).max().unwrap()
+}
+
+/// Two ranks: gathered keys and values are four blocks, the own ones among them; in a ring the other rank's two are here,
+/// and in the backward, once these are done with, the sums of their gradients. So what a block needs is less too, although
+/// a rank's largest arena, which may be that of the head, is not.
+#[test]
+fn a_ring_of_two_holds_half_of_what_is_gathered() {
+    let loaded = layer(8, "flash");
+    let on_two = |strategy| laid(&loaded, Some(on("cp=2", [strategy])));
+    let (ring, gathered) =
+        (on_two(shared(Ring::default())), on_two(shared(AllGatherKv::default())));
+    let block = (BATCH * SEQ / 2 * WIDTH * 8) as usize;
+    for part in [Part::F, Part::BW] {
+        let of = |laid: &Laid| foreign_at_once(laid.lowered.compiled().program(1, part));
+        println!("{part:?}: {} {}", workspace(&ring, part), workspace(&gathered, part));
+        assert_eq!((of(&ring), of(&gathered)), (2 * block, 4 * block), "{part:?}");
+        assert!(workspace(&ring, part) < workspace(&gathered, part), "{part:?}");
     }
 }

@@ -1,12 +1,10 @@
 //! 2D, 2.5D and 3D tensor parallelism and GSPMD's 2-D recipe: any size, the bytes of a layer, and what ranks hold.
 
 use phalanx_config::Loaded;
-use phalanx_ir::ops::CollectiveKind;
-use phalanx_ir::{Op, Program, ValueId};
 use phalanx_script::Part;
 use phalanx_spmd::strategies::{Cube, Gspmd, Optimus};
 
-use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
+use crate::support::{Laid, agrees, foreign_at_once, gpt, laid, llama, on, shared};
 
 fn square(loaded: &Loaded, q: usize, depth: usize, stream: bool) -> Laid {
     let strategy = shared(Optimus { depth, stream, ..Optimus::default() });
@@ -247,34 +245,6 @@ fn nothing_is_replicated() {
         assert_eq!(held as u64, all / weights);
         assert_eq!(kept(&laid), (one - statistics) / values + statistics / samples);
     }
-}
-
-/// Bytes of operands of products that other ranks gave and that are on this rank at the same time.
-fn foreign_at_once(program: &Program) -> usize {
-    let kinds = |kind: &CollectiveKind| {
-        matches!(kind, CollectiveKind::AllGather { .. } | CollectiveKind::BroadcastBlock { .. })
-    };
-    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
-    let last_uses = program.last_uses();
-    for (index, instr) in program.instrs().iter().enumerate() {
-        let Op::Collective(collective) = &instr.op else { continue };
-        let (value, ty) = (instr.outputs[0], program.ty(instr.outputs[0]));
-        if !kinds(&collective.kind) || ty.shape.len() < 2 {
-            continue;
-        }
-        // A started one is there until the last use of what its end gives.
-        let done = |v: ValueId| {
-            let ends = program.instrs().iter().find(|i| collective.start && i.inputs.contains(&v));
-            ends.map_or(v, |i| i.outputs[0])
-        };
-        let end = last_uses[done(value).index()].unwrap_or(index);
-        spans.push((index, end, ty.local_bytes(program.mesh())));
-    }
-    let live = |at: usize| {
-        let here = spans.iter().filter(|(start, end, _)| (*start..=*end).contains(&at));
-        here.map(|span| span.2).sum::<usize>()
-    };
-    (0..program.instrs().len()).map(live).max().unwrap_or(0)
 }
 
 /// Beside a product lie its own blocks and those of the next step: 2(X₁ + W₁)/q² of the largest one in F,

@@ -6,6 +6,8 @@ use phalanx_call::traffic::of_program;
 use phalanx_config::{Config, Loaded, Sources};
 use phalanx_error::Result;
 use phalanx_inspect::verify::{Verified, verify_as};
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Op, Program, ValueId};
 use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, plan};
 use phalanx_session::host;
 use phalanx_session::network::Network;
@@ -48,6 +50,10 @@ const BOTH: [&str; 8] = [
     "run.threads=1",
 ];
 
+/// The network of images, whose sizes are fixed.
+const CNN: [&str; 4] =
+    ["optim.kind=sgd", "train.batch_size=8", "precision.compute=f64", "run.threads=1"];
+
 pub(crate) fn llama(sets: &[&str]) -> Loaded {
     load(&LLAMA, sets)
 }
@@ -70,6 +76,10 @@ pub(crate) fn try_gpt(sets: &[&str]) -> Result<Loaded> {
     try_load(&GPT, sets)
 }
 
+pub(crate) fn try_cnn(sets: &[&str]) -> Result<Loaded> {
+    from_preset("mnist-cnn", &CNN, sets)
+}
+
 fn load(model: &[&str], sets: &[&str]) -> Loaded {
     try_load(model, sets).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -77,9 +87,14 @@ fn load(model: &[&str], sets: &[&str]) -> Loaded {
 fn try_load(model: &[&str], sets: &[&str]) -> Result<Loaded> {
     // Without a moment at which all gradients exist there is nothing to clip to.
     let unclipped = sets.contains(&"parallel.schedule=pipedream");
-    let both = BOTH.iter().filter(|set| !unclipped || !set.starts_with("optim.clip"));
-    let all = model.iter().chain(both).chain(sets);
-    let sources = all.fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+    let both = BOTH.iter().filter(|set| !unclipped || !set.starts_with("optim.clip")).copied();
+    let own: Vec<&str> = model.iter().copied().chain(both).collect();
+    from_preset("tiny", &own, sets)
+}
+
+fn from_preset(preset: &str, own: &[&str], sets: &[&str]) -> Result<Loaded> {
+    let sources =
+        own.iter().chain(sets).fold(Sources::default().preset(preset), |s, set| s.set(*set));
     Config::load(&sources)
 }
 
@@ -199,4 +214,37 @@ pub(crate) fn agrees(what: &str, loaded: &Loaded, parallel: Option<Parallel>) ->
     let found = verified(loaded, parallel);
     assert!(found.ok, "{what}: {found:#?}");
     found
+}
+
+/// Bytes of operands of products and of attention that other ranks gave and that are on this rank at the same time.
+pub(crate) fn foreign_at_once(program: &Program) -> usize {
+    let kinds = |kind: &CollectiveKind| {
+        matches!(
+            kind,
+            CollectiveKind::AllGather { .. }
+                | CollectiveKind::BroadcastBlock { .. }
+                | CollectiveKind::Turn { .. }
+        )
+    };
+    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
+    let last_uses = program.last_uses();
+    for (index, instr) in program.instrs().iter().enumerate() {
+        let Op::Collective(collective) = &instr.op else { continue };
+        let (value, ty) = (instr.outputs[0], program.ty(instr.outputs[0]));
+        if !kinds(&collective.kind) || ty.shape.len() < 2 {
+            continue;
+        }
+        // A started one is there until the last use of what its end gives.
+        let done = |v: ValueId| {
+            let ends = program.instrs().iter().find(|i| collective.start && i.inputs.contains(&v));
+            ends.map_or(v, |i| i.outputs[0])
+        };
+        let end = last_uses[done(value).index()].unwrap_or(index);
+        spans.push((index, end, ty.local_bytes(program.mesh())));
+    }
+    let live = |at: usize| {
+        let here = spans.iter().filter(|(start, end, _)| (*start..=*end).contains(&at));
+        here.map(|span| span.2).sum::<usize>()
+    };
+    (0..program.instrs().len()).map(live).max().unwrap_or(0)
 }
