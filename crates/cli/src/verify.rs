@@ -32,8 +32,13 @@ fn table(found: &Verified, steps: usize) -> String {
         format!("  gradient norm  {:.1e} relative", found.grad_norm_max_rel),
         format!("  gradients      {:.1e} of the largest entry, step 1", found.grad_max_rel),
         format!("  parameters     {:.1e} ({})", found.param_max_rel, found.worst_param),
-        String::new(),
     ];
+    lines.extend(
+        found
+            .routing_flips
+            .map(|flips| format!("  routing        {} elsewhere", counted(flips, "token"))),
+    );
+    lines.push(String::new());
     if !found.comm.is_empty() {
         let head = ["communication", "over", "calls", "predicted", "measured"];
         lines.push(format!(
@@ -87,6 +92,9 @@ fn problem(found: &Verified) -> Problem {
     let worst = numbers.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((what, error)) = worst {
         reasons.push(format!("largest difference: {what}, {error:.1e}"));
+    }
+    if let Some(flips) = found.routing_flips.filter(|flips| *flips > 0) {
+        reasons.push(format!("{} went to other places", counted(flips, "token")));
     }
     for Mismatch { rank, what, predicted, measured } in found.mismatches.iter().take(NAMED) {
         reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));

@@ -2,8 +2,9 @@
 
 use super::Config;
 use super::fits::near;
-use super::model::{ModelConfig, ModelKind, assignments, default_top_k};
+use super::model::{ModelConfig, ModelKind, assignments, default_init, default_top_k};
 use super::parallel::ParallelConfig;
+use super::run::DeviceKind;
 use super::setting::{Setting, choice};
 use super::values::Values;
 use phalanx_error::Problem;
@@ -18,9 +19,9 @@ choice! {
         GShard = "gshard",
         /// The likeliest ones, with gates that add up to one (Mixtral).
         TopK = "top-k",
-        /// The likeliest ones after noise is added.
-        Noisy = "noisy" later,
-        /// Each expert chooses tokens.
+        /// The likeliest ones after noise is added in training, of a size that is learned (Shazeer).
+        Noisy = "noisy",
+        /// Each expert chooses tokens, which a causal model cannot do.
         ExpertChoice = "expert-choice" later,
     }
 }
@@ -48,22 +49,39 @@ choice! {
         Hierarchical = "hierarchical",
         /// All-to-all of a part of each row where tensor parallelism has whole ones.
         Coordinated = "coordinated",
+        /// Tokens stay: every rank gathers the weights of all experts.
+        Weights = "weights",
+    }
+}
+
+choice! {
+    /// Which calls between ranks go first.
+    pub enum CommPriority {
+        /// Those that were started first.
+        None = "none",
+        /// Exchanges of tokens, before reductions of gradients (Lina).
+        Lina = "lina",
     }
 }
 
 /// Keys that say something about experts, and nothing where there are none; but for those that follow from
 /// other keys, which a run's folder holds even where they say nothing.
-const OF_EXPERTS: [&str; 10] = [
+const OF_EXPERTS: [&str; 15] = [
     "model.router",
     "model.top_k",
     "model.capacity",
+    "model.eval_capacity",
     "model.moe_every",
+    "model.late_experts",
+    "model.late_layers",
     "model.shared_experts",
     "model.residual_experts",
     "model.aux_loss",
     "model.aux_scope",
     "model.z_loss",
     "model.jitter",
+    "model.expert_dropout",
+    "model.expert_init",
 ];
 
 impl ModelConfig {
@@ -91,6 +109,28 @@ impl ModelConfig {
                 .because("a token takes each expert at most once")
                 .nearest(format!("model.top_k = {experts}, or model.experts = {k}"))
         });
+        let late = self.late_experts;
+        values.rule(&["model.top_k", "model.late_experts"], late == 0 || k <= late, || {
+            Problem::new(format!("model.top_k = {k} is more than model.late_experts = {late}"))
+                .because("a token takes each expert at most once")
+                .nearest(format!("model.top_k = {late}, or model.late_experts = {k}"))
+        });
+        let (drops, dropless) = (self.expert_dropout.get(), self.capacity.get() == 0.0);
+        values.rule(&["model.expert_dropout", "model.capacity"], drops == 0.0 || !dropless, || {
+            Problem::new(format!(
+                "model.expert_dropout = {drops} does not work with model.capacity = 0"
+            ))
+            .because("where nobody is dropped, a row's place says nothing of its sample")
+            .fix("model.capacity = 1.25, or model.expert_dropout = 0")
+        });
+        let (own, usual) = (self.late_layers.get(), 2);
+        values.rule(&["model.late_layers", "model.late_experts"], late > 0 || own == usual, || {
+            Problem::new(format!(
+                "model.late_layers = {own} has no effect with model.late_experts = 0"
+            ))
+            .because("all layers with experts have as many")
+            .fix(format!("model.late_experts = {}, or leave model.late_layers out", 2 * experts))
+        });
         values.rule(&["model.moe_every", "model.layers"], every <= layers, || {
             Problem::new(format!(
                 "model.moe_every = {every} is more than model.layers = {layers}: no layer has experts"
@@ -103,15 +143,10 @@ impl ModelConfig {
     fn check_router(&self, values: &mut Values) {
         let (router, k) = (self.router, self.top_k.get());
         let name = router.name();
-        let built = router != RouterKind::Noisy;
         values.rule(&["model.router"], router != RouterKind::ExpertChoice, || {
             Problem::new(format!("model.router = \"{name}\" does not work in a causal model"))
                 .because("an expert that picks among all tokens of a sequence looks ahead")
                 .fix("model.router = \"top-k\" or \"switch\"")
-        });
-        values.rule(&["model.router"], built, || {
-            Problem::new(format!("model.router = \"{name}\" is not built yet"))
-                .nearest("model.router = \"top-k\", \"switch\" or \"gshard\"")
         });
         let two = k == 2 || router != RouterKind::GShard;
         values.rule(&["model.top_k", "model.router"], two, || {
@@ -140,6 +175,8 @@ impl ModelConfig {
             let value = written.iter().find(|(own, _)| *own == key.name).map(|(_, value)| value);
             let usual = match key.name {
                 "model.top_k" => default_top_k(self.router).write(),
+                "model.eval_capacity" => self.capacity.write(),
+                "model.expert_init" => default_init(self.router).write(),
                 _ => key.usual(),
             };
             let Some(value) = value.filter(|value| **value != usual) else { continue };
@@ -184,6 +221,32 @@ impl ParallelConfig {
 }
 
 impl Config {
+    /// Rejects an order of calls that would have no effect, or that a GPU does not keep.
+    pub(crate) fn check_priority(&self, values: &mut Values) {
+        let gathered = self.parallel.expert_exchange == ExchangeKind::Weights;
+        let packed = self.model.experts > 0 && self.model.capacity.get() == 0.0;
+        values.rule(&["parallel.expert_exchange", "model.capacity"], !(gathered && packed), || {
+            Problem::new(
+                "parallel.expert_exchange = \"weights\" does not work with model.capacity = 0",
+            )
+            .because("rows that are packed by expert are divided by expert")
+            .fix("model.capacity = 1.25, or parallel.expert_exchange = \"all-to-all\"")
+        });
+        let (ep, lina) =
+            (self.parallel.ep.get(), self.parallel.comm_priority == CommPriority::Lina);
+        values.rule(&["parallel.comm_priority", "parallel.ep"], !lina || ep > 1, || {
+            Problem::new("parallel.comm_priority = \"lina\" has no effect with parallel.ep = 1")
+                .because("only exchanges of tokens go before other calls")
+                .fix("parallel.ep = 2, or parallel.comm_priority = \"none\"")
+        });
+        let cores = self.run.device == DeviceKind::Cpu;
+        values.rule(&["parallel.comm_priority", "run.device"], !lina || cores, || {
+            Problem::new("parallel.comm_priority = \"lina\" does not work with run.device = cuda")
+                .because("a GPU does what it is given in the order in which it is given")
+                .fix("run.device = \"cpu\", or parallel.comm_priority = \"none\"")
+        });
+    }
+
     /// Experts are distributed evenly to a part of the ranks that samples are distributed to.
     pub(crate) fn check_expert_ranks(&self, values: &mut Values) {
         let (ep, dp) = (self.parallel.ep.get(), self.parallel.dp.get());
@@ -195,12 +258,15 @@ impl Config {
             Problem::new(format!("parallel.ep = {ep} has no effect with model.experts = 0"))
                 .fix("model.experts = 8, or parallel.ep = 1")
         });
-        let even = experts.is_multiple_of(ep);
-        values.rule(&["parallel.ep", "model.experts"], even, || {
-            Problem::new(format!("parallel.ep = {ep} does not divide model.experts = {experts}"))
-                .because("every rank has the same number of experts")
-                .nearest(assignments("parallel.ep", &near(ep, |n| experts.is_multiple_of(n))))
-        });
+        for (key, count) in
+            [("model.experts", experts), ("model.late_experts", self.model.late_experts)]
+        {
+            values.rule(&["parallel.ep", key], count.is_multiple_of(ep), || {
+                Problem::new(format!("parallel.ep = {ep} does not divide {key} = {count}"))
+                    .because("every rank has the same number of experts")
+                    .nearest(assignments("parallel.ep", &near(ep, |n| count.is_multiple_of(n))))
+            });
+        }
         values.rule(&["parallel.ep", "parallel.dp"], dp.is_multiple_of(ep), || {
             let near = assignments("parallel.ep", &near(ep, |n| dp.is_multiple_of(n)));
             let above = dp.next_multiple_of(ep);

@@ -18,6 +18,7 @@ impl Config {
         self.check_order(values);
         self.check_shards(values);
         self.check_expert_ranks(values);
+        self.check_priority(values);
         self.check_replicas(values);
         self.check_pipeline(values);
         self.check_samples(values);

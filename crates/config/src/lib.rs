@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
-pub use experts::{AuxScopeKind, ExchangeKind, RouterKind};
+pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, RouterKind};
 pub use key::Key;
 pub use listing::listing;
 pub use model::{ModelConfig, ModelKind, Origin};

@@ -63,12 +63,19 @@ section! {
         /// Places of each expert in a group of tokens, as a multiple of its even share; tokens beyond
         /// are dropped. 0: nobody is.
         capacity: NonNegative = "1.25"; aka "capacity_factor" "moe_expert_capacity_factor",
+        /// Places in evaluation, in the same way.
+        eval_capacity: NonNegative = "model.capacity" => capacity;
+            aka "eval_capacity_factor" "moe_eval_capacity_factor",
         /// Tokens that share the places of experts; divides train.seq_len.
         group: Count = "train.seq_len" => seq_len; aka "group_size" "moe_group_size",
         /// Width inside an expert.
         expert_ffn: Count = "model.ffn" => ffn; aka "moe_ffn_hidden_size" "moe_intermediate_size",
         /// Layer i, counted from 1, has experts if this divides i; the others are dense.
         moe_every: Count = "1"; aka "moe_layer_freq" "decoder_sparse_step",
+        /// Experts of the last model.late_layers layers that have some; 0: as many as in the others.
+        late_experts: usize = "0"; aka "pyramid_experts",
+        /// How many layers with experts have model.late_experts of them.
+        late_layers: Count = "2"; aka "pyramid_layers",
         /// Experts besides, of the same width, that every token takes.
         shared_experts: usize = "0"; aka "n_shared_experts" "num_shared_experts",
         /// Whether the dense part of a layer stays, and its experts add to it.
@@ -82,6 +89,12 @@ section! {
         z_loss: NonNegative = "0.0"; aka "moe_z_loss_coeff" "router_z_loss_coef",
         /// In training, how far numbers that the router sees are drawn away from what they are, as a share.
         jitter: NonNegative = "0.0"; aka "router_jitter_noise" "moe_input_jitter_eps" "jitter_eps",
+        /// In training, the share of numbers inside an expert that dropout sets to zero.
+        expert_dropout: Fraction = "0.0"; aka "expert_dropout_rate" "moe_dropout",
+        /// Variance of the initial weights of experts and routers, times the inputs of a weight matrix (Switch:
+        /// 0.1); 0: model.init_std, as of other weights.
+        expert_init: NonNegative = "0.1 for model.router = \"switch\", else 0" => default_init(router);
+            aka "expert_init_scale" "moe_init_scale",
         /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It
         /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
@@ -250,7 +263,8 @@ impl ModelConfig {
         });
         let [layers, width, ffn, vocab] =
             [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
-        let (experts, expert_ffn) = (self.experts as u128, self.expert_ffn.get() as u128);
+        let experts = self.experts.max(self.late_experts) as u128;
+        let expert_ffn = self.expert_ffn.get() as u128;
         let inner = ffn + (experts + self.shared_experts as u128) * expert_ffn;
         let layers = self.kind.blocks(layers as usize) as u128;
         let parameters = layers * width * (4 * width + 3 * inner) + 2 * vocab * width;
@@ -283,6 +297,11 @@ fn usual_attention(kind: ModelKind, cp_kind: CpKind) -> AttentionKind {
 pub(crate) fn default_top_k(router: RouterKind) -> Count {
     let k = if router == RouterKind::Switch { 1 } else { 2 };
     Count::new(k).unwrap_or(Count::MIN)
+}
+
+pub(crate) fn default_init(router: RouterKind) -> NonNegative {
+    let scale = if router == RouterKind::Switch { 0.1 } else { 0.0 };
+    NonNegative::new(scale).expect("it is not negative")
 }
 
 /// SwiGLU has three matrices and GELU two, so 8/3 of the width costs as much as 4 times the width.

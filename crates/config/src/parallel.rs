@@ -5,7 +5,7 @@ use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
 use super::context::{CpKind, CpOrder};
-use super::experts::ExchangeKind;
+use super::experts::{CommPriority, ExchangeKind};
 use super::key::section;
 use super::setting::{Count, Positive, Setting, choice, quoted, words};
 use super::sync::{SyncKind, SyncMomentum};
@@ -28,6 +28,8 @@ section! {
         ep: Count = "1"; aka "expert_parallel" "expert_model_parallel_size" "expert_parallel_degree" "ep_size",
         /// How tokens meet the experts of other ranks.
         expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
+        /// Which calls between ranks go first. lina: exchanges of tokens, before reductions of gradients.
+        comm_priority: CommPriority = "none"; aka "all_to_all_priority",
         /// ZeRO stage: what data-parallel ranks shard (1: optimizer state, 2: also gradients, 3:
         /// also weights).
         zero: ZeroStage = "0"; aka "zero_stage" "stage" "use_distributed_optimizer",

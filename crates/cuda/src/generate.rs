@@ -265,6 +265,7 @@ const fn function(kind: UnaryKind) -> &'static str {
         UnaryKind::Gelu => "gelu",
         UnaryKind::GeluErf => "gelu_erf",
         UnaryKind::Silu => "silu",
+        UnaryKind::Softplus => "softplus",
     }
 }
 

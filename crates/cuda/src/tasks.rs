@@ -242,7 +242,7 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::CrossEntropyGrad(_)
         | Op::RmsNormGrad(_)
         | Op::LayerNormGrad(_) => rows::compile(op),
-        Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Rotary(_) => {
+        Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Noise(_) | Op::Rotary(_) => {
             position::compile(op)
         }
         Op::TopK(_)

@@ -117,6 +117,11 @@ impl Alone {
         Ok(all)
     }
 
+    /// The same, to read what it exposes.
+    pub(crate) fn first_mut(&mut self) -> &mut Session {
+        &mut self.sessions[0]
+    }
+
     /// The session of the first replica.
     pub(crate) fn first(&self) -> &Session {
         &self.sessions[0]

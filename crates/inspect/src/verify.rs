@@ -5,12 +5,15 @@
 //! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and
 //! the memory that they were planned to write with what was measured.
 
+mod routing;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic;
 use phalanx_script::{Category, Moved, Route, StateKind};
 use serde::Serialize;
 
+use self::routing::Routing;
 use crate::alone::{Alone, in_replicas};
 use crate::memory_advice;
 use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
@@ -40,6 +43,10 @@ pub struct Verified {
     pub param_max_rel: f64,
     /// The parameter that differs most.
     pub worst_param: String,
+    /// Tokens that went to other places than on one rank, over all layers and steps; none if there are no experts,
+    /// or if replicas train by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routing_flips: Option<usize>,
     /// What was moved between ranks, over all ranks and steps.
     pub comm: Vec<CommRow>,
     /// What a step writes, on the rank that writes most.
@@ -117,7 +124,10 @@ pub fn verify_as(
 ) -> Result<Verified> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
-    let models = network.models(config, false)?;
+    let mut models = network.models(config, false)?;
+    let alone = settings.parallel.replica_count() == 1;
+    let microbatches = settings.microbatches;
+    let mut routing = alone.then(|| Routing::expose(&mut models.train, microbatches)).flatten();
     let settings = settings.measured(&models)?;
     let mut one = Alone::new(&network, &models, &settings)?;
     let reference = one.describe(settings.device);
@@ -138,11 +148,17 @@ pub fn verify_as(
         let batch = loader.next_batch().map_err(|e| Error::failed(e.diagnostic().into()))?;
         with_step_data(batch, |data| batches.steps.push(OwnedStep::new(data)));
         let data = &batches.steps[step - 1];
-        let a = data.with(|data| one.step(data, if step == 1 { first_lr } else { lr }))?;
-        found.expected.push(a);
-        if step == 1 {
-            let b = data.with(|data| many.step(data, first_lr))?;
+        let lr = if step == 1 { first_lr } else { lr };
+        found.expected.push(data.with(|data| one.step(data, lr))?);
+        // What routers chose is known until the next step, so it is compared after each.
+        if step == 1 || routing.is_some() {
+            let b = data.with(|data| many.step(data, lr))?;
             found.step(b);
+        }
+        if let Some(routing) = &mut routing {
+            routing.compare(one.first_mut(), &mut many)?;
+        }
+        if step == 1 {
             found.gradients = Difference::of(&mut one, &mut many, StateKind::Gradient)?;
         }
     }
@@ -156,14 +172,17 @@ pub fn verify_as(
     let (comm, mut mismatches) = moved(&mut many)?;
     let (memory, wrote_else) = memory(&mut many)?;
     mismatches.extend(wrote_else);
+    let routing_flips = routing.map(|routing| routing.flips);
+    let routed = bounds.flips || routing_flips.is_none_or(|flips| flips == 0);
     Ok(Verified {
-        ok: bounds.hold(&found) && mismatches.is_empty(),
+        ok: bounds.hold(&found) && mismatches.is_empty() && routed,
         reference,
         loss_max_rel: found.loss,
         grad_norm_max_rel: found.grad_norm,
         grad_max_rel: found.gradients.largest,
         param_max_rel: found.params.largest,
         worst_param: found.params.name,
+        routing_flips,
         comm,
         memory,
         mismatches,
@@ -272,12 +291,14 @@ struct Bounds {
     losses: f64,
     /// Parameters, if they are compared.
     params: Option<f64>,
+    /// Whether tokens may go to other places.
+    flips: bool,
 }
 
 impl Bounds {
     fn of(loaded: &Loaded) -> Self {
         let config = &loaded.config;
-        let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
+        let wide = |bound| Self { first: bound, losses: bound, params: Some(bound), flips: false };
         let f32_params = match config.optim.kind {
             // Its steps are as small as the gradients.
             OptimKind::Sgd => Some(1e-4),
@@ -288,11 +309,11 @@ impl Bounds {
             FloatKind::F64 => wide(1e-10),
             // Operands of products have eleven significant bits.
             FloatKind::F32 if config.precision.tf32 => {
-                Self { first: 1e-2, losses: 1e-2, params: None }
+                Self { first: 1e-2, losses: 1e-2, params: None, flips: true }
             }
-            FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: f32_params },
+            FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: f32_params, flips: true },
             // bf16 has eight significant bits, and some hundred values are summed.
-            _ => Self { first: 5e-2, losses: 5e-2, params: None },
+            _ => Self { first: 5e-2, losses: 5e-2, params: None, flips: true },
         }
     }
 

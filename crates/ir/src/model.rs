@@ -140,6 +140,11 @@ impl Model {
         Ok(())
     }
 
+    /// The same model with other segments, which read and return the same under the same names, and perhaps more.
+    pub fn map_segments(&self, segment: impl Fn(&Program) -> Program) -> Self {
+        Self { segments: self.segments.iter().map(segment).collect(), ..self.clone() }
+    }
+
     /// The parameters in order of first use.
     pub fn params(&self) -> &[Param] {
         &self.params

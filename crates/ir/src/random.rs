@@ -62,12 +62,10 @@ impl Stream {
         unit_interval(a, b)
     }
 
-    /// A standard normal number, by Box and Muller's transform.
+    /// A standard normal number.
     #[inline]
     pub fn normal(self, index: u64) -> f64 {
-        let [a, b, c, d] = self.words(index);
-        let (u, v) = (1.0 - unit_interval(a, b), unit_interval(c, d));
-        (-2.0 * elementary::ln(u)).sqrt() * elementary::cos_of_turns(v)
+        normal_of(self.words(index))
     }
 
     /// An integer uniform in `0..bound`; the bias of the multiplication is below 2⁻⁶⁴·bound.
@@ -118,6 +116,27 @@ pub fn keeps(key: [i32; 5], site: u32, row: u64, element: u64, p: f64) -> bool {
     u64::from(words[(element % 4) as usize]) >= keep_threshold(p)
 }
 
+/// The number in `[0, 1)` of an element, in every engine and every layout; 53 random bits. Arguments as of
+/// [`mask_words`], but each element has four words of its own.
+#[inline]
+pub fn uniform_at(key: [i32; 5], site: u32, row: u64, element: u64) -> f64 {
+    let [a, b, ..] = mask_words(key, site, row, element);
+    unit_interval(a, b)
+}
+
+/// The standard normal number of an element, as [`uniform_at`].
+#[inline]
+pub fn normal_at(key: [i32; 5], site: u32, row: u64, element: u64) -> f64 {
+    normal_of(mask_words(key, site, row, element))
+}
+
+/// A standard normal number, by Box and Muller's transform.
+#[inline]
+fn normal_of([a, b, c, d]: [u32; 4]) -> f64 {
+    let (u, v) = (1.0 - unit_interval(a, b), unit_interval(c, d));
+    (-2.0 * elementary::ln(u)).sqrt() * elementary::cos_of_turns(v)
+}
+
 /// The 64-bit FNV-1a hash: stable across builds and machines, unlike the standard hasher.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
@@ -156,6 +175,31 @@ mod tests {
         let mean = sum / n as f64;
         assert!(mean.abs() < 0.01, "mean {mean}");
         assert!((squares / n as f64 - 1.0).abs() < 0.02);
+    }
+
+    #[test]
+    fn numbers_of_elements_have_their_moments() {
+        let n = 100_000;
+        let mean = |f: &dyn Fn(u64) -> f64| (0..n).map(f).sum::<f64>() / n as f64;
+        let (key, site, row) = ([3, -4, 5, 6, 7], 1, 2);
+        let uniform = |i| uniform_at(key, site, row, i);
+        let normal = |i| normal_at(key, site, row, i);
+        assert!((0..n).all(|i| (0.0..1.0).contains(&uniform(i))));
+        // Within four standard deviations of a mean of so many.
+        for (found, expected, deviation) in [
+            (mean(&uniform), 0.5, 0.289),
+            (mean(&|i| uniform(i).powi(2)), 1.0 / 3.0, 0.298),
+            (mean(&normal), 0.0, 1.0),
+            (mean(&|i| normal(i).powi(2)), 1.0, 1.41),
+            (mean(&|i| normal(i).powi(3)), 0.0, 3.87),
+            (mean(&|i| normal(i) * normal(i + 1)), 0.0, 1.0),
+        ] {
+            let bound = 4.0 * deviation / (n as f64).sqrt();
+            assert!((found - expected).abs() < bound, "{found} {expected} {bound}");
+        }
+        // Row 11 of the first micro-batch is row 3 of the one that begins at sample 8.
+        let (first, second) = ([1, 2, 3, 4, 0], [1, 2, 3, 4, 8]);
+        assert!((0..64).all(|i| normal_at(first, 9, 11, i) == normal_at(second, 9, 3, i)));
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub mod port {
     pub const CHOSEN: &str = "experts.chosen";
     /// Probe: how many of them found a place, if some may not.
     pub const PLACED: &str = "experts.placed";
+    /// Probe, where a caller asks for it: the slot of each token's choices, `[batch, groups, tokens, choices]`.
+    pub const SLOT: &str = "experts.slot";
     /// The boundary value between segments.
     pub const H: &str = "h";
     /// The encoder's result, a boundary value that every block of a decoder reads.

@@ -1,5 +1,6 @@
 //! A feed-forward part of many experts, of which each token takes a few: GShard (Lepikhin et al.,
-//! 2020), Switch (Fedus et al., 2021), and the normalised gates of Mixtral (Jiang et al., 2024).
+//! 2020), Switch (Fedus et al., 2021), the normalised gates of Mixtral (Jiang et al., 2024), and noisy
+//! top-k (Shazeer et al., 2017).
 //!
 //! Tokens come in groups. In each group every expert has `capacity` places, first choices are
 //! placed before second ones, and a token without a place is carried by the residual stream alone.
@@ -11,12 +12,11 @@
 //! rows per token, whatever is chosen. Where experts are divided among ranks, each has room for the worst
 //! choices, and multiplies the rows that there are.
 
-use phalanx_ir::ops::{CompareKind, Matmul, Queue};
-use phalanx_ir::{Builder, IrError, Tensor};
+use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind, Queue};
+use phalanx_ir::{Builder, Init, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
 use crate::check::Check;
-use crate::uniform::uniform;
 
 /// The experts of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -48,6 +48,47 @@ pub struct Experts {
     /// In training, the router sees each number times one that is drawn from 1 − jitter to 1 + jitter
     /// (Switch).
     pub jitter: f64,
+    /// Places in evaluation, if not as many as in training.
+    pub eval_capacity: Option<Option<f64>>,
+    /// In training, the share of numbers inside an expert that dropout sets to zero (Switch, in fine-tuning).
+    pub dropout: f64,
+    /// The variance of an expert's initial weights is this, divided by what they multiply (Switch: 0.1); none: as
+    /// other weights.
+    pub init_scale: Option<f64>,
+    /// How many there are in the last layers, if not as many.
+    pub late: Option<LateExperts>,
+}
+
+/// Another number of experts in the last layers that have some: later layers gain more from them (the pyramid of
+/// DeepSpeed-MoE: Rajbhandari et al., 2022).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LateExperts {
+    /// How many layers, of those that have experts.
+    pub layers: usize,
+    /// Experts of each.
+    pub count: usize,
+}
+
+/// Which layers have experts, and how many.
+pub(crate) struct ExpertLayers {
+    /// All layers of the model.
+    pub(crate) layers: usize,
+    /// Layer `i`, counted from 1, has experts if this divides `i`.
+    pub(crate) every: usize,
+    /// Experts of a layer.
+    pub(crate) count: usize,
+    /// The last ones, if they differ.
+    pub(crate) late: Option<LateExperts>,
+}
+
+impl ExpertLayers {
+    /// The experts of a layer, counted from zero; none if it is dense.
+    pub(crate) fn of(&self, layer: usize) -> Option<usize> {
+        let has = |layer: &usize| (layer + 1).is_multiple_of(self.every.max(1));
+        let behind = (layer + 1..self.layers).filter(has).count();
+        let late = self.late.filter(|late| behind < late.layers);
+        has(&layer).then_some(late.map_or(self.count, |late| late.count))
+    }
 }
 
 /// How a token chooses its experts.
@@ -63,6 +104,12 @@ pub enum Router {
     /// The two likeliest, with gates that add up to one. In training the second one is taken with twice
     /// its gate as probability, so a token rarely takes an expert that hardly counts.
     GShard,
+    /// As [`Router::TopK`], after noise is added to the logits in training: a normal number times the softplus of a
+    /// second product (Shazeer et al., 2017).
+    Noisy {
+        /// How many each token takes.
+        k: usize,
+    },
 }
 
 impl Router {
@@ -70,7 +117,7 @@ impl Router {
     pub fn choices(self) -> usize {
         match self {
             Router::Switch => 1,
-            Router::TopK { k } => k,
+            Router::TopK { k } | Router::Noisy { k } => k,
             Router::GShard => 2,
         }
     }
@@ -94,9 +141,47 @@ struct Places {
 }
 
 impl Experts {
-    /// Whether a layer, counted from zero, has experts.
-    pub(crate) fn has(&self, layer: usize) -> bool {
-        (layer + 1).is_multiple_of(self.every)
+    /// Experts in every layer: 1.25 times their even share of places in a sequence, and a balancing loss of
+    /// 0.01 over the micro-batch.
+    pub fn new(count: usize, ffn: usize, router: Router) -> Self {
+        Self {
+            count,
+            router,
+            capacity: Some(1.25),
+            parts: 1,
+            group: None,
+            ffn,
+            every: 1,
+            shared: 0,
+            residual: false,
+            aux_loss: 0.01,
+            aux_scope: AuxScope::MicroBatch,
+            z_loss: 0.0,
+            jitter: 0.0,
+            eval_capacity: None,
+            dropout: 0.0,
+            init_scale: None,
+            late: None,
+        }
+    }
+
+    /// The experts of a layer, counted from zero, of so many, and the name of its segment; none if it is dense.
+    pub(crate) fn at(&self, layer: usize, layers: usize) -> Option<(&'static str, Self)> {
+        let Self { every, count, late, .. } = *self;
+        let count = ExpertLayers { layers, every, count, late }.of(layer)?;
+        let name = if count == self.count { "expert_block" } else { "late_expert_block" };
+        Some((name, Self { count, late: None, ..self.clone() }))
+    }
+
+    /// The initial values of an expert's weights, or the router's, where they have a scale of their own: of a
+    /// parameter by its local name, in a layer of this width.
+    pub(crate) fn init(&self, name: &str, width: usize) -> Option<Init> {
+        let inputs = match name {
+            "experts.router" | "experts.noise" | "experts.gate" | "experts.up" => width,
+            "experts.down" => self.ffn,
+            _ => return None,
+        };
+        self.init_scale.map(|scale| Init::Normal((scale / inputs as f64).sqrt()))
     }
 
     /// The feed-forward part: `x` is `[batch, seq, width]`, and so is the result.
@@ -117,12 +202,12 @@ impl Experts {
         let (gates, index) = chances.top_k(k);
         let gates = match self.router {
             Router::Switch => gates,
-            Router::TopK { .. } | Router::GShard => {
+            Router::TopK { .. } | Router::Noisy { .. } | Router::GShard => {
                 let total = gates.sum(&[3]).broadcast([batch, groups, tokens, k], &[3]);
                 gates / total
             }
         };
-        let stands = self.stands(b, gates, purpose);
+        let stands = self.stands(gates, purpose);
         let packed = self.is_packed(purpose);
         let slot = (!packed).then(|| index.assign(count, capacity, stands));
         if purpose == Purpose::Train {
@@ -147,7 +232,7 @@ impl Experts {
             Some(slot) => {
                 let rows = x.dispatch(slot, count, capacity);
                 let product = |w| rows.einsum(w, "ebncd,edf->ebncf");
-                let inner = product(gate).silu() * product(up);
+                let inner = self.dropped(product(gate).silu() * product(up), purpose);
                 inner.einsum(down, "ebncf,efd->ebncd").combine(slot, gates)
             }
             None => {
@@ -161,9 +246,18 @@ impl Experts {
         rows.reshape([batch, seq, width])
     }
 
+    /// Places of each expert as a multiple of its even share; none: nobody is dropped.
+    fn factor(&self, purpose: Purpose) -> Option<f64> {
+        match purpose {
+            Purpose::Train => self.capacity,
+            Purpose::Evaluate => self.eval_capacity.unwrap_or(self.capacity),
+            Purpose::Predict => None,
+        }
+    }
+
     /// Whether rows are packed by expert: where nobody is dropped.
     fn is_packed(&self, purpose: Purpose) -> bool {
-        self.capacity.is_none() || purpose == Purpose::Predict
+        self.factor(purpose).is_none()
     }
 
     /// The inner width of the experts that every token takes, if there are some.
@@ -173,18 +267,20 @@ impl Experts {
 
     /// Which choices stand, if some may not: one with twice its gate as probability. The first of two has
     /// at least half, so it always does.
-    fn stands<'b>(
-        &self,
-        b: &'b Builder,
-        gates: Tensor<'b>,
-        purpose: Purpose,
-    ) -> Option<Tensor<'b>> {
+    fn stands<'b>(&self, gates: Tensor<'b>, purpose: Purpose) -> Option<Tensor<'b>> {
         if self.router != Router::GShard || purpose != Purpose::Train {
             return None;
         }
-        let shape = gates.shape();
-        let drawn = uniform(b, gates.dtype(), [shape[0], shape[1], shape[2], shape[3]], 16);
-        Some(gates.scale(2.0).compare(CompareKind::Gt, drawn))
+        Some(gates.scale(2.0).compare(CompareKind::Gt, gates.noise(NoiseKind::Uniform)))
+    }
+
+    /// The numbers inside experts after dropout, `[e, b, n, c, f]`. Its masks count samples along the first dim.
+    fn dropped<'b>(&self, inner: Tensor<'b>, purpose: Purpose) -> Tensor<'b> {
+        if self.dropout == 0.0 || purpose != Purpose::Train {
+            return inner;
+        }
+        const BY_SAMPLE: [usize; 5] = [1, 0, 2, 3, 4];
+        inner.transpose(&BY_SAMPLE).dropout(self.dropout).transpose(&BY_SAMPLE)
     }
 
     /// The router's product, of which nothing is rounded to 16 bits.
@@ -192,17 +288,31 @@ impl Experts {
         let x = match self.jitter > 0.0 && purpose == Purpose::Train {
             false => x,
             true => {
-                let shape = x.shape();
                 // Factors near 1 have too few values in 16 bits.
-                let wide = x.dtype().accumulator();
-                let drawn = uniform(b, wide, [shape[0], shape[1], shape[2], shape[3]], 8);
+                let wide = x.cast(x.dtype().accumulator());
+                let drawn = wide.noise(NoiseKind::Uniform);
                 let factor = drawn.scale(2.0 * self.jitter).shift(1.0 - self.jitter);
-                (x.cast(wide) * factor).cast(x.dtype())
+                (wide * factor).cast(x.dtype())
             }
         };
-        let router = b.param("experts.router", [x.shape()[3], self.count]);
-        let spec = "bntd,de->bnte".parse().expect("a product of two tensors");
-        b.apply(Matmul { spec, out: x.dtype().accumulator(), add: false }, &[x, router])
+        let product = |name: &str| {
+            let weight = b.param(name, [x.shape()[3], self.count]);
+            let spec = "bntd,de->bnte".parse().expect("a product of two tensors");
+            b.apply(Matmul { spec, out: x.dtype().accumulator(), add: false }, &[x, weight])
+        };
+        let logits = product("experts.router");
+        match self.router {
+            Router::Noisy { .. } if purpose == Purpose::Train => {
+                let deviation = product("experts.noise").softplus();
+                logits + logits.noise(NoiseKind::Normal) * deviation
+            }
+            Router::Noisy { .. } => {
+                // Parameters are the same for every purpose.
+                b.param("experts.noise", [x.shape()[3], self.count]);
+                logits
+            }
+            Router::Switch | Router::TopK { .. } | Router::GShard => logits,
+        }
     }
 
     /// Adds the balancing loss, experts · Σ f·p: f is an expert's share of the choices and p its mean
@@ -215,7 +325,9 @@ impl Experts {
         }
         let (index, choices) = match self.router {
             Router::GShard => (chances.top_k(1).1, 1),
-            Router::Switch | Router::TopK { .. } => (index, self.router.choices()),
+            Router::Switch | Router::TopK { .. } | Router::Noisy { .. } => {
+                (index, self.router.choices())
+            }
         };
         let (batch, chance) = (chances.shape()[0], chances.sum(&[2]));
         let load = index.histogram(self.count, 1, chances.dtype());
@@ -254,7 +366,7 @@ impl Experts {
         let tokens = self.tokens(seq, purpose);
         let even = self.router.choices() as f64 * tokens as f64 / self.count as f64;
         // Nobody chooses an expert twice, so no expert needs more places than there are tokens.
-        let capacity = match self.capacity.filter(|_| purpose != Purpose::Predict) {
+        let capacity = match self.factor(purpose) {
             Some(factor) => ((factor * even).ceil() as usize).clamp(1, tokens.max(1)),
             None => tokens,
         };
@@ -288,9 +400,20 @@ impl Experts {
         })?;
         check.divides(("parts", self.parts), experts)?;
         check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
-        if let Some(factor) = self.capacity {
-            check.positive("capacity", factor)?;
+        let factors = [
+            ("capacity", self.capacity),
+            ("eval_capacity", self.eval_capacity.flatten()),
+            ("init_scale", self.init_scale),
+        ];
+        for (name, factor) in factors {
+            factor.map_or(Ok(()), |factor| check.positive(name, factor))?;
         }
+        check.that(self.dropout == 0.0 || self.capacity.is_some(), || {
+            format!("dropout of experts = {}: it needs a capacity", self.dropout)
+        })?;
+        check.that((0.0..1.0).contains(&self.dropout), || {
+            format!("dropout of experts = {}: it must be at least 0 and below 1", self.dropout)
+        })?;
         check.that((0.0..1.0).contains(&self.jitter), || {
             format!("jitter = {}: it must be at least 0 and below 1", self.jitter)
         })?;
@@ -298,6 +421,15 @@ impl Experts {
             check.that(value.is_finite() && value >= 0.0, || {
                 format!("{name} = {value}: it must be a finite number of at least 0")
             })?;
+        }
+        if let Some(LateExperts { layers, count }) = self.late {
+            check.sizes(&[("late_layers", layers), ("late_experts", count)])?;
+            Self { count, late: None, ..self.clone() }.check(
+                check,
+                width,
+                BatchShape { batch, seq },
+                purpose,
+            )?;
         }
         let Places { groups, capacity, .. } = self.places(seq, purpose);
         let places = ("places", batch * groups * capacity);
@@ -308,64 +440,4 @@ impl Experts {
 }
 
 #[cfg(test)]
-mod tests {
-    use phalanx_ir::DType;
-    use phalanx_reference::{RefTensor, run};
-
-    use super::*;
-
-    /// A second expert is taken with twice its gate as probability, and the first always: counted over
-    /// 4096 tokens beside the formula of the paper.
-    #[test]
-    fn gshards_second_choice_is_random() {
-        const TOKENS: usize = 4096;
-        let experts = Experts {
-            count: 2,
-            router: Router::GShard,
-            capacity: None,
-            parts: 1,
-            group: None,
-            ffn: 1,
-            every: 1,
-            shared: 0,
-            residual: false,
-            aux_loss: 0.0,
-            aux_scope: AuxScope::Group,
-            z_loss: 0.0,
-            jitter: 0.0,
-        };
-        let chosen = |purpose| -> Vec<f64> {
-            let b = Builder::new("gshard", DType::F64);
-            let x = b.data("x", DType::F64, [1, TOKENS, 1]);
-            let shape = BatchShape { batch: 1, seq: TOKENS };
-            b.probe("y", experts.apply(&b, x, shape, purpose));
-            let program = b.finish().unwrap();
-            let ones = |shape: &[usize]| RefTensor::from_f64(shape, &[1.0; 2]).unwrap();
-            let spread: Vec<f64> = (0..TOKENS).map(|i| i as f64 / 1024.0 - 2.0).collect();
-            let router = RefTensor::from_f64(&[1, 2], &[1.0, 0.0]).unwrap();
-            let given = [
-                ("x", RefTensor::from_f64(&[1, TOKENS, 1], &spread).unwrap()),
-                ("key", RefTensor::from_i32(&[5], &[1, 2, 3, 4, 5]).unwrap()),
-                ("experts.router", router),
-                ("experts.gate", ones(&[2, 1, 1])),
-                ("experts.up", ones(&[2, 1, 1])),
-                ("experts.down", ones(&[2, 1, 1])),
-            ];
-            let inputs: Vec<_> = given
-                .into_iter()
-                .filter(|(name, _)| program.inputs().iter().any(|port| port.name == *name))
-                .collect();
-            let found = run(&program, &inputs).unwrap();
-            let counts = found.into_iter().find(|(name, _)| name == port::CHOSEN);
-            counts.map_or(vec![], |(_, counts)| counts.values())
-        };
-        // The logits of a token are (x, 0); the smaller of two gates is 1 / (1 + e^|x|).
-        let second = |i: usize| 2.0 / (1.0 + (i as f64 / 1024.0 - 2.0).abs().exp());
-        let expected: f64 = (0..TOKENS).map(second).sum();
-        let taken = chosen(Purpose::Train).iter().sum::<f64>() - TOKENS as f64;
-        // Four standard deviations of so many coins.
-        assert!((taken - expected).abs() < 4.0 * 32.0, "{taken} of {expected}");
-        // Nothing is random, nor counted, where a model is not trained.
-        assert!(chosen(Purpose::Evaluate).is_empty());
-    }
-}
+mod tests;

@@ -18,12 +18,11 @@ mod llama;
 mod local;
 mod mlp;
 mod t5;
-mod uniform;
 
 pub use architecture::{Architecture, BatchShape, Purpose, port};
 pub use chain::Chain;
 pub use cnn::Cnn;
-pub use experts::{AuxScope, Experts, Router};
+pub use experts::{AuxScope, Experts, LateExperts, Router};
 pub use gpt::Gpt;
 pub use init::initial_values;
 pub use llama::Llama;

@@ -46,14 +46,15 @@ impl Llama {
         &self,
         shape: BatchShape,
         compute: DType,
-        experts: Option<(&Experts, Purpose)>,
+        experts: Option<(&str, Experts, Purpose)>,
     ) -> Builder {
         let (s, BatchShape { batch, seq }) = (&self.spec, shape);
         let (d, size) = (s.width, s.head_dim);
         let (q_width, kv_width) = (s.heads * size, s.kv_heads * size);
         let rotary = s.rope.rotary();
 
-        let b = Builder::new(if experts.is_some() { "expert_block" } else { "block" }, compute);
+        let name = experts.as_ref().map_or("block", |(name, ..)| name);
+        let b = Builder::new(name, compute);
         let stream = self.stream(compute);
         let h = stream.enter(&b, [batch, seq, d]);
 
@@ -70,7 +71,7 @@ impl Llama {
 
         let x = self.norm(&b, "norm2", h, compute);
         let y = match experts {
-            Some((experts, purpose)) => {
+            Some((_, experts, purpose)) => {
                 let chosen = experts.apply(&b, x, shape, purpose);
                 let shared = experts.shared_ffn().map(|ffn| swiglu(&b, x, "shared", ffn));
                 let dense = experts.residual.then(|| swiglu(&b, x, "mlp", s.ffn));
@@ -157,15 +158,20 @@ impl Architecture for Llama {
 
     fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError> {
         self.check(shape, purpose)?;
-        let init = language::init(self.init_std, self.spec.layers);
+        let usual = language::init(self.init_std, self.spec.layers);
+        let init = |name: &str| {
+            let own = self.experts.as_ref().and_then(|own| own.init(name, self.spec.width));
+            own.unwrap_or_else(|| usual(name))
+        };
         let mut chain = Chain::new(self.name());
-        chain.once(self.embed(shape, compute), &init)?;
+        chain.once(self.embed(shape, compute), init)?;
         for layer in 0..self.spec.layers {
-            let experts = self.experts.as_ref().filter(|experts| experts.has(layer));
-            let block = self.block(shape, compute, experts.map(|experts| (experts, purpose)));
-            chain.under(&format!("blocks.{layer}"), block, &init)?;
+            let own = self.experts.as_ref().and_then(|own| own.at(layer, self.spec.layers));
+            let own = own.map(|(name, experts)| (name, experts, purpose));
+            let block = self.block(shape, compute, own);
+            chain.under(&format!("blocks.{layer}"), block, init)?;
         }
-        chain.once(self.head(shape, compute, purpose), &init)?;
+        chain.once(self.head(shape, compute, purpose), init)?;
         Ok(chain.finish())
     }
 
@@ -182,6 +188,8 @@ impl Architecture for Llama {
                 shared: experts.shared,
                 residual: experts.residual,
                 normalised: experts.router != Router::Switch,
+                late: experts.late,
+                noisy: matches!(experts.router, Router::Noisy { .. }),
             }),
         })
     }

@@ -68,8 +68,12 @@ impl Session {
         let mut all = Accuracy::default();
         let mut shares = classes.chunks(classes.len() / (parts * replicas));
         for microbatch in 0..parts {
-            let answers =
-                self.ranks.ask(Command::Show { key, port: port::PREDICTION, microbatch })?;
+            let answers = self.ranks.ask(Command::Show {
+                key,
+                port: port::PREDICTION,
+                instance: None,
+                microbatch,
+            })?;
             for logits in self.logits(answers)? {
                 all.count(&logits, shares.next().unwrap_or_default());
             }

@@ -45,6 +45,8 @@ pub struct Size {
     pub tf32: bool,
     /// Which units of a processor products may use.
     pub units: CpuUnits,
+    /// Whether exchanges go before other calls that can move.
+    pub exchanges_first: bool,
 }
 
 impl Size {
@@ -72,7 +74,8 @@ impl Size {
         let messages = settings.microbatches * (4 * lowered.chunks()).max(kept);
         let depth = lowered.is_pipeline().then_some(messages);
         let Settings { threads, tf32, units, .. } = *settings;
-        Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32, units }
+        let exchanges_first = settings.parallel.exchanges_first;
+        Self { ranks: lowered.ranks(), threads, depth, keeps: false, tf32, units, exchanges_first }
     }
 }
 

@@ -59,6 +59,8 @@ pub enum Command<'a> {
         key: ScriptKey,
         /// The port of the model.
         port: &'a str,
+        /// The instance, if several may expose it.
+        instance: Option<usize>,
         /// The micro-batch.
         microbatch: usize,
     },

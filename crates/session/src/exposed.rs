@@ -34,7 +34,7 @@ impl Lowered {
 
     /// Whether what the model exposes is read after each step.
     fn reads_predictions(&self) -> bool {
-        let counts = [port::CHOSEN, port::PLACED];
+        let counts = [port::CHOSEN, port::PLACED, port::SLOT];
         probes(&self.model).any(|probe| !counts.contains(&probe))
     }
 

@@ -58,13 +58,26 @@ impl Forward {
     /// A value that the model exposes for one micro-batch, such as its logits.
     pub fn probe(&mut self, port: &str, microbatch: usize) -> Result<Vec<f64>> {
         let key = ScriptKey::Evaluate;
-        let answers = self.ranks.ask(Command::Show { key, port, microbatch })?;
+        let answers = self.ranks.ask(Command::Show { key, port, instance: None, microbatch })?;
         Ok(gathered(port, answers)?.to_f64())
     }
 }
 
 /// A value that a model exposes, put together from what ranks hold of it.
 pub(super) fn gathered(port: &str, answers: Vec<Reply>) -> Result<WeightTensor> {
+    let (shape, dtype, bytes) = gathered_bytes(port, answers)?;
+    if !dtype.is_float() {
+        let problem = Problem::new(format!("the model exposes `{port}` as {dtype}"));
+        return Err(Error::refused(problem.fix("expose a float: cast it first")));
+    }
+    Ok(WeightTensor::from_bytes(shape, dtype, &bytes))
+}
+
+/// The same of any element type: its shape, its type and its bytes.
+pub(super) fn gathered_bytes(
+    port: &str,
+    answers: Vec<Reply>,
+) -> Result<(Vec<usize>, DType, Vec<u8>)> {
     let (mut shape, mut all) = (None, Vec::new());
     for answer in answers {
         if let Reply::Shown(Some(shown)) = answer {
@@ -76,11 +89,7 @@ pub(super) fn gathered(port: &str, answers: Vec<Reply>) -> Result<WeightTensor> 
         || Error::refused(Problem::new(format!("the model does not expose a value `{port}`")));
     let shape: Vec<usize> = shape.ok_or_else(missing)?;
     let (dtype, bytes) = assemble(port, &(0..shape.iter().product()), all.into_iter())?;
-    if !dtype.is_float() {
-        let problem = Problem::new(format!("the model exposes `{port}` as {dtype}"));
-        return Err(Error::refused(problem.fix("expose a float: cast it first")));
-    }
-    Ok(WeightTensor::from_bytes(shape, dtype, &bytes))
+    Ok((shape, dtype, bytes))
 }
 
 /// What a rank holds of a value that a script exposes for a micro-batch, if there is one.
@@ -88,11 +97,11 @@ pub(super) fn shown<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,
     (mesh, rank): (&Mesh, usize),
-    (port, microbatch): (&str, usize),
+    (port, of, microbatch): (&str, Option<usize>, usize),
 ) -> Result<Option<Exposed>> {
     let wanted = |key: &BufferKey| {
-        matches!(key, BufferKey::Value(Value { port: own, microbatch: part, .. })
-            if **own == *port && *part == microbatch)
+        matches!(key, BufferKey::Value(Value { port: own, instance, microbatch: part, .. })
+            if **own == *port && of.is_none_or(|of| of == *instance) && *part == microbatch)
     };
     let buffers = &executor.script(script).buffers;
     let found = buffers.iter().position(|b| b.source == Source::Result && wanted(&b.key));

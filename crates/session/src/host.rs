@@ -231,7 +231,8 @@ fn over<E: Engine + Counters + Send + 'static>(
             let options = options(size);
             let depth = options.depth.max(size.depth.unwrap_or(0));
             let size = Size { keeps: size.keeps && held, ..size };
-            launcher(size, Options { threads_per_rank: size.threads, depth, ..options })
+            let Size { threads: threads_per_rank, exchanges_first, .. } = size;
+            launcher(size, Options { threads_per_rank, depth, exchanges_first, ..options })
         },
         engine,
         requirements: Box::new(move |units| requirements_of(device, units)),
@@ -240,8 +241,8 @@ fn over<E: Engine + Counters + Send + 'static>(
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
-    let units = CpuUnits::Auto;
-    let size = Size { ranks, threads: 1, depth: None, keeps: false, tf32: false, units };
+    let (units, depth, exchanges_first) = (CpuUnits::Auto, None, false);
+    let size = Size { ranks, threads: 1, depth, keeps: false, tf32: false, units, exchanges_first };
     job_or_threads(size, Options { bind: ranks > 1, ..Options::default() })
 }
 

@@ -243,7 +243,7 @@ impl Session {
 
     fn exposed(&mut self, port: &str) -> Result<hf::WeightTensor> {
         let key = ScriptKey::Predict;
-        let answers = self.ranks.ask(Command::Show { key, port, microbatch: 0 })?;
+        let answers = self.ranks.ask(Command::Show { key, port, instance: None, microbatch: 0 })?;
         forward::gathered(port, answers)
     }
 

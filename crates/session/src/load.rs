@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_error::Result;
+use phalanx_error::{Error, Problem, Result};
+use phalanx_ir::DType;
+use phalanx_script::ScriptKey;
 
-use crate::Session;
 use crate::command::{Command, Reply};
+use crate::{Session, forward};
 
 /// The load of a step's experts.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -55,6 +57,25 @@ impl Session {
             true => Ok(ExpertLoad::of(self.ranks.ask(Command::ExpertLoad)?)),
             false => Ok(None),
         }
+    }
+}
+
+impl Session {
+    /// Integers that an instance of the model exposed for a micro-batch in the last step, by the name of their
+    /// port: their shape, and all of them. Every process must call it together.
+    pub fn exposed_integers(
+        &mut self,
+        (port, instance, microbatch): (&str, usize, usize),
+    ) -> Result<(Vec<usize>, Vec<i32>)> {
+        let (key, instance) = (ScriptKey::Train, Some(instance));
+        let answers = self.ranks.ask(Command::Show { key, port, instance, microbatch })?;
+        let (shape, dtype, bytes) = forward::gathered_bytes(port, answers)?;
+        if dtype != DType::I32 {
+            let problem = Problem::new(format!("the model exposes `{port}` as {dtype}"));
+            return Err(Error::refused(problem.fix("expose integers")));
+        }
+        let integers = bytes.as_chunks::<4>().0.iter().map(|n| i32::from_ne_bytes(*n));
+        Ok((shape, integers.collect()))
     }
 }
 

@@ -13,7 +13,8 @@ use phalanx_spmd::{Costs, Partition, Strategy};
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
 use phalanx_config::{
-    CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, SyncKind, SyncMomentum, TpKind, ZeroStage,
+    CommPriority, CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, SyncKind, SyncMomentum,
+    TpKind, ZeroStage,
 };
 use phalanx_error::Result;
 
@@ -48,6 +49,8 @@ pub struct Parallel {
     pub pipeline: Pipeline,
     /// If replicas along the axis `dp` train by themselves: how many, and when they take the mean.
     pub replicas: Option<Replicas>,
+    /// Whether exchanges between ranks go before other calls that can move.
+    pub exchanges_first: bool,
 }
 
 impl Parallel {
@@ -133,7 +136,9 @@ impl Parallel {
                 CpKind::Rsa => Arc::new(RingSelfAttention::default()),
             });
         }
-        Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)?, replicas })
+        let exchanges_first = config.comm_priority == CommPriority::Lina;
+        let pipeline = Pipeline::new(config)?;
+        Ok(Self { mesh, strategies, search, pipeline, replicas, exchanges_first })
     }
 
     /// How many ranks there are.
@@ -245,5 +250,6 @@ fn exchange(kind: ExchangeKind) -> ExpertExchange {
         ExchangeKind::AllGather => ExpertExchange::AllGather,
         ExchangeKind::Hierarchical => ExpertExchange::Hierarchical,
         ExchangeKind::Coordinated => ExpertExchange::Coordinated,
+        ExchangeKind::Weights => ExpertExchange::Weights,
     }
 }

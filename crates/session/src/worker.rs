@@ -305,13 +305,17 @@ impl<E: Engine> RankWorker<E> {
     }
 
     /// What this rank holds of a value that the last run of a script exposes.
-    fn shown(&mut self, key: ScriptKey, port: &str, microbatch: usize) -> Result<Option<Exposed>> {
+    fn shown(
+        &mut self,
+        key: ScriptKey,
+        (port, instance, microbatch): (&str, Option<usize>, usize),
+    ) -> Result<Option<Exposed>> {
         if let Some(kept) = self.kept.of(key, port, microbatch) {
             return Ok(kept);
         }
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let (mesh, rank) = &self.at;
-        shown(&mut self.executor, script, (mesh, *rank), (port, microbatch))
+        shown(&mut self.executor, script, (mesh, *rank), (port, instance, microbatch))
     }
 
     /// Steps taken so far.
@@ -416,8 +420,8 @@ impl<E: Engine + Counters> RankWorker<E> {
                 self.forward(ScriptKey::Predict, data)?;
                 Reply::Done
             }
-            Command::Show { key, port, microbatch } => {
-                Reply::Shown(self.shown(key, port, microbatch)?)
+            Command::Show { key, port, instance, microbatch } => {
+                Reply::Shown(self.shown(key, (port, instance, microbatch))?)
             }
             Command::ExpertLoad => Reply::Pieces(self.load.pieces()),
             Command::Read(range) => Reply::Pieces(self.read(range)?),

@@ -17,9 +17,9 @@ use phalanx_ir::ops::{
     Broadcast, Cast, Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout,
     Embedding, EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, KeyForm, KeyProduct, LambDirection,
     LayerNorm, LayerNormGrad, LinearCrossEntropy, Lion, Matmul, MemberScale, MemberSquares, Narrow,
-    PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary,
-    Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary,
-    UnaryGrad, UnaryKind, ZeroPadding,
+    Noise, NoiseKind, PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad,
+    RopeScaling, Rotary, Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares,
+    Transpose, Unary, UnaryGrad, UnaryKind, ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -297,6 +297,9 @@ impl Cases {
         let key = RefTensor::from_i32(&[5], &[7, 1, 3, 2, 40]).unwrap();
         for shape in [vec![3, 5, 2], vec![6], vec![4, 7]] {
             self.add_keyed(Dropout { p: 0.4, site: 3 }, &[&normal("x", &shape), &key]);
+            for kind in NoiseKind::ALL {
+                self.add_keyed(Noise { kind, site: 5 }, &[&normal("x", &shape), &key]);
+            }
         }
         for inverse in [false, true] {
             let rotary = Rotary { theta: 100.0, scaling: RopeScaling::None, inverse };

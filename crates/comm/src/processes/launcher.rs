@@ -143,6 +143,14 @@ impl Processes {
 
     /// The rank of this process in a new world whose ranks share no memory.
     fn over_sockets(&self) -> Result<LocalRank, CommError> {
+        if self.options.exchanges_first {
+            return Err(CommError::System {
+                what: "exchanges that go before other calls".to_owned(),
+                error: "they can where all ranks are on one host (parallel.comm_priority = \"none\" works \
+                        on several)"
+                    .to_owned(),
+            });
+        }
         let Options { threads_per_rank, bind, .. } = self.options;
         let local = self.job.environment().local;
         let (place, count) = local.unwrap_or((0, 1));

@@ -35,6 +35,8 @@ pub(crate) struct Endpoint {
     known: HashMap<Group, GroupId>,
     /// Channels by sender, receiver and number.
     channels: HashMap<(usize, usize, u32), usize>,
+    /// By group: the lane of its exchanges, if they go first.
+    exchanges: HashMap<usize, usize>,
     pub(super) calls: Vec<Outstanding>,
     free: Vec<u32>,
     /// The calls that have not ended, in the order of their start.
@@ -95,6 +97,7 @@ impl Endpoint {
             groups: Vec::new(),
             known: HashMap::new(),
             channels: HashMap::new(),
+            exchanges: HashMap::new(),
             calls: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
@@ -154,6 +157,11 @@ impl Endpoint {
         let (from, to, channel) = match call.op {
             CollectiveOp::Send { to, channel } => (self.rank, ranks[to], channel),
             CollectiveOp::Receive { from, channel } => (ranks[from], self.rank, channel),
+            CollectiveOp::AllToAll | CollectiveOp::AllToAllRagged { .. }
+                if self.shared.options.exchanges_first =>
+            {
+                return self.exchange_lane(call.group.index());
+            }
             _ => return Ok(call.group.index()),
         };
         if let Some(&lane) = self.channels.get(&(from, to, channel)) {
@@ -162,6 +170,20 @@ impl Endpoint {
         let pair = Group::pair(from, to);
         let lane = self.join(&pair, Some(channel), usize::from(to == self.rank))?;
         self.channels.insert((from, to, channel), lane);
+        Ok(lane)
+    }
+
+    /// The lane of a group's exchanges, where these need not wait for calls that were started before them.
+    fn exchange_lane(&mut self, group: usize) -> Result<usize, CommError> {
+        // Messages have the channels of small numbers.
+        const CHANNEL: u32 = u32::MAX;
+        if let Some(&lane) = self.exchanges.get(&group) {
+            return Ok(lane);
+        }
+        let Local { board, me, .. } = &self.groups[group];
+        let (ranks, me) = (board.group.clone(), *me);
+        let lane = self.join(&ranks, Some(CHANNEL), me)?;
+        self.exchanges.insert(group, lane);
         Ok(lane)
     }
 

@@ -40,6 +40,9 @@ pub struct Options {
     pub watch: Option<Arc<dyn CallWatch>>,
     /// What becomes of the arena of a rank that is a process.
     pub arena: ArenaLife,
+    /// Whether exchanges between all members of a group go before other calls that can move, whichever was
+    /// started first (Lina: Li et al., 2023). Only where ranks share memory.
+    pub exchanges_first: bool,
 }
 
 /// How long the memory of an arena lives, where processes share it.
@@ -65,6 +68,7 @@ impl Default for Options {
             planted_copy: None,
             watch: None,
             arena: ArenaLife::Own,
+            exchanges_first: false,
         }
     }
 }

@@ -52,10 +52,31 @@ pub(super) enum Stage {
 impl Endpoint {
     /// Advances every outstanding call as far as possible; returns whether any advanced.
     pub(super) fn advance(&mut self) -> Result<bool, CommError> {
-        let mut moved = false;
-        let mut i = 0;
-        while i < self.order.len() {
+        if !self.shared.options.exchanges_first {
+            return self.sweep(|_| true, false);
+        }
+        let mut moved = self.sweep(is_exchange, false)?;
+        // While another call moved, all may have come to an exchange.
+        while self.sweep(|call| !is_exchange(call), true)? {
+            moved = true;
+            self.sweep(is_exchange, false)?;
+        }
+        Ok(moved)
+    }
+
+    /// Advances some calls as far as possible, or the first that advances at all; returns whether any did.
+    fn sweep(
+        &mut self,
+        some: impl Fn(&Outstanding) -> bool,
+        first: bool,
+    ) -> Result<bool, CommError> {
+        let (mut moved, mut i) = (false, 0);
+        while i < self.order.len() && !(first && moved) {
             let index = self.order[i] as usize;
+            if !some(&self.calls[index]) {
+                i += 1;
+                continue;
+            }
             let (before, seen) = (self.calls[index].stage, self.calls[index].seen);
             self.advance_call(index)?;
             let call = &self.calls[index];
@@ -231,6 +252,11 @@ impl Endpoint {
 #[cold]
 pub(super) fn device_error(rank: usize, error: String) -> CommError {
     CommError::System { what: format!("the device of rank {rank}"), error }
+}
+
+/// Whether every member of a call sends something else to every other one.
+fn is_exchange(call: &Outstanding) -> bool {
+    matches!(call.posting.header.kind, OpKind::AllToAll | OpKind::AllToAllRagged)
 }
 
 /// Whether a member touches memory of `me` for this call.

@@ -7,6 +7,7 @@ mod conformance;
 mod environments;
 mod manifests;
 mod mpi;
+mod priority;
 mod processes;
 mod queued;
 mod same;

@@ -277,6 +277,7 @@ mod tests {
                 x * (0.5 + area * h / 3.0)
             }
             UnaryKind::Silu => x / (1.0 + (-x).exp()),
+            UnaryKind::Softplus => x.exp().ln_1p(),
         }
     }
 
@@ -322,6 +323,7 @@ mod tests {
             (UnaryKind::Sigmoid, [0.0, 0.0, 1.0, 1.0]),
             (UnaryKind::Tanh, [-1.0, -1.0, 1.0, 1.0]),
             (UnaryKind::Silu, [0.0, 0.0, 100.0, 1e4]),
+            (UnaryKind::Softplus, [0.0, 0.0, 100.0, 1e4]),
             (UnaryKind::Gelu, [0.0, 0.0, 100.0, 1e4]),
             (UnaryKind::GeluErf, [0.0, 0.0, 100.0, 1e4]),
         ] {

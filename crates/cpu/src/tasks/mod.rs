@@ -169,6 +169,7 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::Softmax(_)
         | Op::SoftmaxGrad(_)
         | Op::Dropout(_) => rows::compile(op),
+        Op::Noise(noise) => placed::noise(op, *noise),
         Op::ZeroPadding(_) => padding::compile(op),
         Op::RmsNormGrad(_) | Op::LayerNormGrad(_) => norm_grad::compile(op),
         Op::EmbeddingGrad(_) => embedding_grad::compile(op),

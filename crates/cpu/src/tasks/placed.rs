@@ -7,7 +7,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::Rotary;
+use phalanx_ir::ops::{Noise, NoiseKind, Rotary};
+use phalanx_ir::random::{normal_at, uniform_at};
 use phalanx_ir::{LocalPart, Op};
 
 use super::extent::{common, gaps};
@@ -21,10 +22,8 @@ use crate::kernels::rotary;
 pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> {
     let made = match &op.instr.op {
         Op::Dropout(d) if !whole_samples(op) => {
-            let (mask, value) = (Mask { key: [0; 5], site: d.site, p: d.p }, op.instr.inputs[0]);
+            let (mask, places) = (Mask { key: [0; 5], site: d.site, p: d.p }, Places::of(op));
             let (x, key, out) = (op.input(0), op.input(1), op.output(0));
-            let places =
-                Places { parts: op.parts(value), shape: op.program.ty(value).shape.clone() };
             for_float!(op, x.dtype, T => {
                 task(Drop::<T> { mask, places, x, key, out, types: PhantomData })
             })?
@@ -40,6 +39,14 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> 
         _ => return Ok(None),
     };
     Ok(Some(vec![made]))
+}
+
+/// Random numbers, by the places of a rank's elements in the whole.
+pub(super) fn noise(op: &Operation<'_>, noise: Noise) -> Result<Tasks, EngineError> {
+    let (key, out, places) = (op.input(1), op.output(0), Places::of(op));
+    Ok(vec![for_float!(op, out.dtype, T => {
+        task(Numbers::<T> { noise, places, key, out, types: PhantomData })
+    })?])
 }
 
 /// Whether a rank holds whole samples of the first operand, one after the other and unpadded.
@@ -74,6 +81,25 @@ struct Places {
 }
 
 impl Places {
+    /// Those of the first operand.
+    fn of(op: &Operation<'_>) -> Self {
+        let value = op.instr.inputs[0];
+        Self { parts: op.parts(value), shape: op.program.ty(value).shape.clone() }
+    }
+
+    /// The sample that element `at` of a row belongs to, and its number there. A value without dims is one
+    /// sample of one element.
+    fn element(&self, row: usize, at: usize) -> (usize, usize) {
+        match *self.parts {
+            [] => (0, 0),
+            [samples] => (samples.global(at), 0),
+            [.., last] => {
+                let (sample, first) = self.row(row);
+                (sample, first + last.global(at))
+            }
+        }
+    }
+
     /// The sample that a row (all dims but the last) belongs to, and the number of its first
     /// element there; a row of padding has a meaningless number.
     fn row(&self, row: usize) -> (usize, usize) {
@@ -132,6 +158,41 @@ impl<T: CpuElement> Task for Drop<T> {
                         at = end;
                     }
                 }
+            }
+        }
+    }
+}
+
+struct Numbers<T> {
+    noise: Noise,
+    places: Places,
+    key: Var,
+    out: Var,
+    types: PhantomData<T>,
+}
+
+impl<T: CpuElement> Task for Numbers<T> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let own = self.out.of_rows(&self.out.own_rows(share));
+        vec![self.key.reads_all(), self.out.writes(own)]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let width = self.out.width();
+        // SAFETY: the task declared that it reads its key, which has five words.
+        let words = unsafe { cx.get::<i32>(&self.key, 0..5) };
+        let key = std::array::from_fn(|i| words[i]);
+        let draw = match self.noise.kind {
+            NoiseKind::Uniform => uniform_at,
+            NoiseKind::Normal => normal_at,
+        };
+        for row in self.out.own_rows(cx.share) {
+            // SAFETY: the task declared this access.
+            let out = unsafe { cx.get_mut::<T>(&self.out, row * width..(row + 1) * width) };
+            for (at, out) in out.iter_mut().enumerate() {
+                let (sample, element) = self.places.element(row, at);
+                let number = draw(key, self.noise.site, sample as u64, element as u64);
+                *out = T::store(T::Acc::from_f64(number));
             }
         }
     }

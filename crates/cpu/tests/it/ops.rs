@@ -2,8 +2,8 @@
 
 use phalanx_ir::ops::{
     Attention, AttentionGrad, AttentionKind, BinaryKind, Bounds, CompareKind, EmbeddingGrad,
-    LayerNormGrad, LinearCrossEntropy, MemberScale, MemberSquares, PackedMatmul, Pad, RmsNormGrad,
-    RopeScaling, Rotary, SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
+    LayerNormGrad, LinearCrossEntropy, MemberScale, MemberSquares, NoiseKind, PackedMatmul, Pad,
+    RmsNormGrad, RopeScaling, Rotary, SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
 };
 use phalanx_ir::{Builder, DType, Role, Tensor, TensorType};
 
@@ -271,6 +271,9 @@ fn rotations_softmax_and_dropout() {
         b.output("y", y);
         gradient(b, "dx", b.apply(SoftmaxGrad, &[y, x]));
         b.output("dropped", x.dropout(0.3));
+        for kind in NoiseKind::ALL {
+            b.output(&format!("{kind:?}"), x.noise(kind));
+        }
     });
 }
 

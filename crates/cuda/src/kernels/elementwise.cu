@@ -13,6 +13,8 @@ __device__ __forceinline__ float exp_of(float x) { return expf(x); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 __device__ __forceinline__ float log_of(float x) { return logf(x); }
 __device__ __forceinline__ double log_of(double x) { return log(x); }
+__device__ __forceinline__ float log1p_of(float x) { return log1pf(x); }
+__device__ __forceinline__ double log1p_of(double x) { return log1p(x); }
 __device__ __forceinline__ float sqrt_of(float x) { return sqrtf(x); }
 __device__ __forceinline__ double sqrt_of(double x) { return sqrt(x); }
 
@@ -34,6 +36,9 @@ template <class A> struct Functions {
     static __device__ __forceinline__ A gelu(A x) { return A(0.5) * x * (A(1) + tanh_of(gelu_inner(x))); }
     static __device__ __forceinline__ A gelu_erf(A x) { return x * normal_cdf(x); }
     static __device__ __forceinline__ A silu(A x) { return x * ::sigmoid(x); }
+    static __device__ __forceinline__ A softplus(A x) {
+        return x > A(0) ? x + log1p_of(exp_of(-x)) : log1p_of(exp_of(x));
+    }
 };
 
 // Derivatives.
@@ -66,6 +71,7 @@ template <class A> struct Slopes {
         A s = ::sigmoid(x);
         return s * (A(1) + x * (A(1) - s));
     }
+    static __device__ __forceinline__ A softplus(A x) { return ::sigmoid(x); }
 };
 
 // The same for results of 16 bits, which keep eight or eleven: fast exponentials and quotients have twenty, and

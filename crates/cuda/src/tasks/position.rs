@@ -1,7 +1,7 @@
 //! Ops whose results depend on where this rank's elements lie in the whole: embeddings, dropout, rotary.
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::Rotary;
+use phalanx_ir::ops::{Noise, NoiseKind, Rotary};
 use phalanx_ir::random::keep_threshold;
 use phalanx_ir::{DType, LocalPart, Op, Order};
 
@@ -14,6 +14,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Embedding(_) => embedding(op),
         Op::EmbeddingGrad(_) => embedding_grad(op),
         Op::Dropout(d) => dropout(op, d.p, d.site),
+        Op::Noise(n) => noise(op, n),
         Op::Rotary(rotary) => turned(op, &rotary),
         _ => Err(op.unsupported("it does not depend on positions")),
     }
@@ -94,7 +95,32 @@ pub(super) fn mask_words(p: f64, site: u32) -> [i64; 3] {
 }
 
 fn dropout(op: &Operation<'_>, p: f64, site: u32) -> Result<Tasks, EngineError> {
-    let (x, key, out) = (op.input(0), op.input(1), op.output(0));
+    let (x, key, out, places) = (op.input(0), op.input(1), op.output(0), places(op)?);
+    let kernel = KernelSpec::of(Source::Dropout, "dropout", &[op.float(x.dtype)?]);
+    let args = vec![
+        x.arg(),
+        key.arg(),
+        out.arg(),
+        Arg::Int(x.elements() as i64),
+        Arg::Words(mask_words(p, site).to_vec()),
+        places,
+    ];
+    Ok(vec![op.over(x.elements(), kernel, args)])
+}
+
+fn noise(op: &Operation<'_>, noise: Noise) -> Result<Tasks, EngineError> {
+    let (key, out, places) = (op.input(1), op.output(0), places(op)?);
+    let name = match noise.kind {
+        NoiseKind::Uniform => "uniform_numbers",
+        NoiseKind::Normal => "normal_numbers",
+    };
+    let kernel = KernelSpec::of(Source::Dropout, name, &[op.float(out.dtype)?]);
+    let (count, site) = (Arg::Int(out.elements() as i64), Arg::Int(i64::from(noise.site)));
+    Ok(vec![op.over(out.elements(), kernel, vec![key.arg(), out.arg(), count, site, places])])
+}
+
+/// Where the elements of the first operand lie in the whole (`Places`).
+fn places(op: &Operation<'_>) -> Result<Arg, EngineError> {
     let value = op.instr.inputs[0];
     let (parts, whole) = (op.parts(value), &op.program.ty(value).shape);
     if parts.len() > MOST_DIMS {
@@ -105,16 +131,7 @@ fn dropout(op: &Operation<'_>, p: f64, site: u32) -> Result<Tasks, EngineError> 
     let blank = LocalPart::whole(1);
     let part = |i: usize| part_words(parts.get(i).copied().unwrap_or(blank));
     places.extend((0..MOST_DIMS).flat_map(part));
-    let kernel = KernelSpec::of(Source::Dropout, "dropout", &[op.float(x.dtype)?]);
-    let args = vec![
-        x.arg(),
-        key.arg(),
-        out.arg(),
-        Arg::Int(x.elements() as i64),
-        Arg::Words(mask_words(p, site).to_vec()),
-        Arg::Words(places),
-    ];
-    Ok(vec![op.over(x.elements(), kernel, args)])
+    Ok(Arg::Words(places))
 }
 
 fn turned(op: &mut Operation<'_>, rotary: &Rotary) -> Result<Tasks, EngineError> {

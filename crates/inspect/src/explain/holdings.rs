@@ -36,6 +36,8 @@ pub(super) struct RankHoldings {
     pub(super) gradients: Vec<Range<f64>>,
     /// The same of the optimizer's state.
     pub(super) optimizer: Vec<Range<f64>>,
+    /// For each expert of a layer: whether the rank has it; nothing if no layer has experts.
+    pub(super) experts: Vec<bool>,
     /// Its part of a batch: of the sequences, and of their tokens.
     pub(super) tokens: [Range<f64>; 2],
 }
@@ -56,6 +58,7 @@ impl Holdings {
                 weights: shares(StateKind::Weights),
                 gradients: shares(StateKind::Gradient),
                 optimizer: shares(StateKind::Optimizer(0)),
+                experts: experts(lowered, rank),
                 tokens: tokens(lowered, rank),
             })
         });
@@ -120,6 +123,22 @@ fn block(lowered: &Lowered, rank: usize, unit: &Unit) -> (usize, usize) {
     (at.mesh.shard(at.rank, &unit.blocks), at.mesh.count(&unit.blocks))
 }
 
+/// Which experts of a layer a rank has; of the layer with most, if some have more than others.
+fn experts(lowered: &Lowered, rank: usize) -> Vec<bool> {
+    let (compiled, at) = (lowered.compiled_of(rank), lowered.at(rank));
+    let instances = lowered.model.instances().iter();
+    let types = instances.flat_map(|instance| {
+        let own = instance.params.keys().filter(|local| local.starts_with("experts."));
+        own.filter_map(|local| compiled.param_type(instance.segment, local))
+    });
+    // Their weights are a matrix for each expert; a router has one for all.
+    let matrices = types.filter(|ty| ty.shape.len() == 3);
+    let Some(ty) = matrices.max_by_key(|ty| ty.shape[0]) else { return Vec::new() };
+    let part = ty.part(0, at.mesh, at.rank);
+    let held: BTreeSet<usize> = (0..part.len()).map(|i| part.global(i)).collect();
+    (0..ty.shape[0]).map(|expert| held.contains(&expert)).collect()
+}
+
 /// The part of a batch that a rank works on, by the first data that a program of its mesh reads.
 fn tokens(lowered: &Lowered, rank: usize) -> [Range<f64>; 2] {
     let (compiled, at) = (lowered.compiled_of(rank), lowered.at(rank));
@@ -148,7 +167,11 @@ mod tests {
     use phalanx_session::network::{Network, load};
 
     fn holdings(sets: &[&str]) -> Holdings {
-        let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        holdings_of("tiny", sets)
+    }
+
+    fn holdings_of(preset: &str, sets: &[&str]) -> Holdings {
+        let sources = sets.iter().fold(Sources::default().preset(preset), |s, set| s.set(*set));
         let loaded = load(&sources).unwrap();
         let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
         let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
@@ -176,6 +199,24 @@ mod tests {
             let batch: Vec<f64> = held.ranks.iter().map(|r| r.tokens[0].start).collect();
             assert_eq!(batch, [0.0, 0.25, 0.5, 0.75]);
         }
+    }
+
+    /// Eight experts on four ranks, and on two of them that are neighbours.
+    #[test]
+    fn ranks_have_their_experts() {
+        let of = |sets: &[&str]| -> Vec<Vec<usize>> {
+            let own = |rank: &RankHoldings| {
+                let all = rank.experts.iter().enumerate();
+                all.filter(|(_, held)| **held).map(|(expert, _)| expert).collect()
+            };
+            holdings_of("tiny-moe", sets).ranks.iter().map(own).collect()
+        };
+        let four = of(&["parallel.dp=4", "parallel.ep=4"]);
+        assert_eq!(four, [[0, 1], [2, 3], [4, 5], [6, 7]]);
+        let two = of(&["parallel.dp=4", "parallel.ep=2"]);
+        assert_eq!(two, [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(of(&["parallel.dp=2"]), [[0, 1, 2, 3, 4, 5, 6, 7]; 2]);
+        assert!(holdings(&["parallel.dp=2"]).ranks[0].experts.is_empty());
     }
 
     #[test]

@@ -21,13 +21,17 @@ const WEIGHTS: &str = "#105492";
 const GRADIENTS: &str = "#c06c21";
 const OPTIMIZER: &str = "#4f9d7f";
 const TOKENS: &str = "#7a5195";
+const EXPERTS: &str = "#e3b23c";
 const EMPTY: &str = "#eef1f4";
 
 /// The drawing, under a title.
 pub(super) fn svg(holdings: &Holdings, title: &str, layout: &str) -> String {
     let longest = holdings.ranks.iter().map(|rank| rank.place.len()).max().unwrap_or(0);
     let left = MARGIN + LETTER * (longest as f64 + 9.0);
-    let columns = ["layers", "weights", "gradients", "optimizer state", "tokens of a batch"];
+    let mut columns =
+        vec!["layers", "weights", "gradients", "optimizer state", "tokens of a batch"];
+    let routes = holdings.ranks.iter().any(|rank| !rank.experts.is_empty());
+    columns.extend(routes.then_some("experts of a layer"));
     let width = left + columns.len() as f64 * (WIDE + GAP) + MARGIN;
     let rows = holdings.ranks.len() as f64;
     let mut page = Page::new(width.max(720.0), TOP + rows * ROW + 2.0 * MARGIN);
@@ -46,6 +50,7 @@ pub(super) fn svg(holdings: &Holdings, title: &str, layout: &str) -> String {
         strip(&mut page, (column(2), y), &rank.gradients, GRADIENTS);
         strip(&mut page, (column(3), y), &rank.optimizer, OPTIMIZER);
         tokens(&mut page, (column(4), y), &rank.tokens);
+        experts(&mut page, (column(5), y), &rank.experts);
     }
     let note = match holdings.more {
         0 => "A bar is the whole model, from the first parameter to the last, or the whole batch; \
@@ -64,6 +69,20 @@ fn layers(page: &mut Page, (x, y): (f64, f64), names: &[String], rank: &RankHold
     for (number, (name, held)) in names.iter().zip(&rank.layers).enumerate() {
         let fill = if *held { LAYERS } else { EMPTY };
         page.block((x + number as f64 * cell, y), (cell, BAR), fill, name);
+    }
+}
+
+/// A cell for each expert of a layer, with its number if there is room.
+fn experts(page: &mut Page, (x, y): (f64, f64), held: &[bool]) {
+    let cell = WIDE / held.len().max(1) as f64;
+    for (number, held) in held.iter().enumerate() {
+        let (left, name) = (x + number as f64 * cell, number.to_string());
+        let fill = if *held { EXPERTS } else { EMPTY };
+        page.block((left, y), (cell, BAR), fill, &format!("expert {name}"));
+        if *held && cell > LETTER * (name.len() as f64 + 0.5) {
+            let middle = (left + 0.5 * cell, y + BAR - 4.0);
+            page.text(middle, 11.0, Weight::Plain, Anchor::Middle, &name);
+        }
     }
 }
 

@@ -7,9 +7,9 @@ use crate::dtype::DType;
 use crate::error::IrError;
 use crate::ops::{
     Attention, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare, CompareKind, Conv2d,
-    CrossEntropy, Dropout, Embedding, LayerNorm, Matmul, PoolKind, Pooling, Reduce, ReduceKind,
-    Reshape, RmsNorm, Rotary, Scale, Select, Shift, Slice, Softmax, Spec, Transpose, Unary,
-    UnaryKind, Window,
+    CrossEntropy, Dropout, Embedding, LayerNorm, Matmul, Noise, NoiseKind, PoolKind, Pooling,
+    Reduce, ReduceKind, Reshape, RmsNorm, Rotary, Scale, Select, Shift, Slice, Softmax, Spec,
+    Transpose, Unary, UnaryKind, Window,
 };
 use crate::program::ValueId;
 use crate::types::TensorType;
@@ -180,6 +180,12 @@ impl<'b> Tensor<'b> {
         self.builder.apply(op, &[self, self.builder.key()])
     }
 
+    /// A random number for each of these elements.
+    pub fn noise(self, kind: NoiseKind) -> Tensor<'b> {
+        let op = Noise { kind, site: self.builder.site() };
+        self.builder.apply(op, &[self, self.builder.key()])
+    }
+
     /// Softmax over the last dim.
     pub fn softmax(self) -> Tensor<'b> {
         self.builder.apply(Softmax, &[self])
@@ -193,6 +199,11 @@ impl<'b> Tensor<'b> {
     /// GELU, by its tanh approximation.
     pub fn gelu(self) -> Tensor<'b> {
         self.unary(UnaryKind::Gelu)
+    }
+
+    /// log(1 + e^x), the smooth form of ReLU.
+    pub fn softplus(self) -> Tensor<'b> {
+        self.unary(UnaryKind::Softplus)
     }
 
     /// SiLU.

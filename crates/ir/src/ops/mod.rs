@@ -61,7 +61,7 @@ pub use optimizer::{AdamW, Decay, LambDirection, Lion, Narrow, Sgd, SumSquares};
 pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
 pub use pool::{PoolKind, Pooling, PoolingGrad};
-pub use random::Dropout;
+pub use random::{Dropout, Noise, NoiseKind};
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
 pub use rotary::{RopeScaling, Rotary};
@@ -289,6 +289,7 @@ ops! {
     Softmax(Softmax),
     SoftmaxGrad(SoftmaxGrad),
     Dropout(Dropout),
+    Noise(Noise),
     CrossEntropy(CrossEntropy),
     CrossEntropyGrad(CrossEntropyGrad),
     LinearCrossEntropy(LinearCrossEntropy),
@@ -376,6 +377,8 @@ impl Op {
             "softmax" => Softmax.into(),
             "softmax_grad" => SoftmaxGrad.into(),
             "dropout" => Dropout { p: attrs.take("p")?, site: attrs.take("site")? }.into(),
+            "uniform" => Noise { kind: NoiseKind::Uniform, site: attrs.take("site")? }.into(),
+            "normal" => Noise { kind: NoiseKind::Normal, site: attrs.take("site")? }.into(),
             "cross_entropy" => CrossEntropy.into(),
             "cross_entropy_grad" => CrossEntropyGrad.into(),
             "linear_cross_entropy" => loss::read_linear(attrs)?.into(),

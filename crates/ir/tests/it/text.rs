@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{
     AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
-    MemberSquares, Narrow, Queue, RopeScaling, Rotary, Sgd, SumSquares, Window,
+    MemberSquares, Narrow, NoiseKind, Queue, RopeScaling, Rotary, Sgd, SumSquares, Window,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -36,6 +36,7 @@ pub(crate) fn everything() -> Program {
     let nll = logits.cross_entropy(b.data("targets", DType::I32, [2, 8]));
     b.loss("loss", nll.sum_all() * b.scalar("inv_tokens"));
     let (gates, index) = h.matmul(b.param("router", [16, 4])).cast(DType::F32).softmax().top_k(2);
+    let gates = gates + gates.noise(NoiseKind::Normal) * gates.noise(NoiseKind::Uniform).softplus();
     let slot = index.assign(4, 5, Some(gates.compare(CompareKind::Lt, gates.scale(2.0))));
     b.probe("load", slot.histogram(4, 5, DType::F32));
     b.probe("back", h.dispatch(slot, 4, 5).combine(slot, gates));

@@ -8,6 +8,7 @@ use super::config::{llama_json, parse_llama};
 use super::error::HfError;
 use super::keys::{Keys, Rule, rule};
 use super::spec::{LlamaSpec, MixtralSpec};
+use crate::experts::LateExperts;
 
 const RULES: &[Rule] = &[
     rule("router_jitter_noise", "0", |value| value.as_f64() == Some(0.0)),
@@ -22,6 +23,11 @@ const SHARED: &str = "n_shared_experts";
 const RESIDUAL: &str = "residual_experts";
 /// Whether gates add up to one: a key of other models there.
 const NORMALISED: &str = "norm_topk_prob";
+/// How many experts the last layers have, and how many such layers there are.
+const LATE_EXPERTS: &str = "late_experts";
+const LATE_LAYERS: &str = "late_expert_layers";
+/// Whether logits are noisy in training.
+const NOISY: &str = "noisy_gating";
 
 pub(super) fn parse(keys: &Keys<'_>) -> Result<MixtralSpec, HfError> {
     keys.enforce(RULES)?;
@@ -37,7 +43,20 @@ pub(super) fn parse(keys: &Keys<'_>) -> Result<MixtralSpec, HfError> {
     let normalised = keys.flag(NORMALISED)?.unwrap_or(true);
     let shared = keys.count(SHARED)?;
     let residual = keys.flag(RESIDUAL)?.unwrap_or(false);
-    Ok(MixtralSpec { base, experts, top_k, expert_ffn, every, shared, residual, normalised })
+    let noisy = keys.flag(NOISY)?.unwrap_or(false);
+    let (count, layers) = (keys.count(LATE_EXPERTS)?, keys.count(LATE_LAYERS)?);
+    Ok(MixtralSpec {
+        base,
+        experts,
+        top_k,
+        expert_ffn,
+        every,
+        shared,
+        residual,
+        normalised,
+        noisy,
+        late: (count > 0 && layers > 0).then_some(LateExperts { layers, count }),
+    })
 }
 
 /// Refuses what a folder of Mixtral cannot say: its readers would compute something else.
@@ -60,6 +79,14 @@ pub(super) fn exchangeable(spec: &MixtralSpec, path: &Path) -> Result<(), HfErro
     if !spec.normalised {
         let supported = "true: the gates of Mixtral add up to one, those of switch do not";
         return unsupported(NORMALISED, "false".to_owned(), supported);
+    }
+    if let Some(late) = spec.late {
+        let supported = "0: all layers of Mixtral have as many experts";
+        return unsupported(LATE_EXPERTS, late.count.to_string(), supported);
+    }
+    if spec.noisy {
+        let supported = "false: the routers of Mixtral have no noise";
+        return unsupported(NOISY, "true".to_owned(), supported);
     }
     Ok(())
 }
@@ -91,6 +118,13 @@ pub(super) fn json(spec: &MixtralSpec) -> Value {
     }
     if !spec.normalised {
         value[NORMALISED] = json!(false);
+    }
+    if spec.noisy {
+        value[NOISY] = json!(true);
+    }
+    if let Some(late) = spec.late {
+        value[LATE_EXPERTS] = json!(late.count);
+        value[LATE_LAYERS] = json!(late.layers);
     }
     value
 }

@@ -5,6 +5,7 @@
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
 use super::spec::{GptSpec, LlamaSpec, MixtralSpec, ModelSpec};
+use crate::experts::ExpertLayers;
 
 /// One of our parameters, or one of its matrices, and where Hugging Face keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,13 +154,16 @@ fn swiglu(layer: usize, ours: &str, theirs: &str, [d, f]: [usize; 2]) -> [HfPara
 
 /// Each matrix of each expert is a tensor of its own there; here the experts of a layer are one.
 fn mixtral(spec: &MixtralSpec, base: &LlamaSpec, layer: usize) -> Vec<HfParam> {
-    if !(layer + 1).is_multiple_of(spec.every.max(1)) {
-        return feed_forward(base, layer);
-    }
-    let (d, f, count) = (base.width, spec.expert_ffn, spec.experts);
+    let MixtralSpec { every, experts: count, late, .. } = *spec;
+    let layers = ExpertLayers { layers: base.layers, every, count, late };
+    let Some(count) = layers.of(layer) else { return feed_forward(base, layer) };
+    let (d, f) = (base.width, spec.expert_ffn);
     let within = "block_sparse_moe";
     let router = linear(layer, "experts.router", &format!("{within}.gate"), [d, count]);
     let mut out = vec![router];
+    if spec.noisy {
+        out.push(linear(layer, "experts.noise", &format!("{within}.noise"), [d, count]));
+    }
     for (ours, theirs, rows, columns) in
         [("gate", "w1", d, f), ("up", "w3", d, f), ("down", "w2", f, d)]
     {

@@ -1,5 +1,6 @@
 //! The numbers that define a model, free of any file format.
 
+use crate::experts::LateExperts;
 use phalanx_ir::ops::{RopeScaling, Rotary};
 
 /// A model that can be exchanged with Hugging Face.
@@ -80,6 +81,10 @@ pub struct MixtralSpec {
     pub residual: bool,
     /// Whether the gates of a token add up to one, as at Hugging Face.
     pub normalised: bool,
+    /// Whether routers have weights of the noise of their logits; not so at Hugging Face.
+    pub noisy: bool,
+    /// The last layers with experts, if they have another number of them; not so at Hugging Face.
+    pub late: Option<LateExperts>,
 }
 
 /// Rotary positions: how fast each pair of a head's elements rotates with the position.

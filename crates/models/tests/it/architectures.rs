@@ -4,7 +4,8 @@ use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Init, Model, Role, verify};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, names};
 use phalanx_models::{
-    Architecture, AuxScope, BatchShape, Experts, Gpt, Llama, Mlp, Purpose, Router, port,
+    Architecture, AuxScope, BatchShape, Experts, Gpt, LateExperts, Llama, Mlp, Purpose, Router,
+    port,
 };
 
 pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 8 };
@@ -12,19 +13,16 @@ pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 8 };
 /// Every second layer has experts.
 pub(crate) fn small_mixture() -> Llama {
     let experts = Experts {
-        count: 3,
-        router: Router::TopK { k: 2 },
         capacity: Some(1.0),
         parts: 1,
         group: Some(4),
-        ffn: 6,
         every: 2,
         shared: 2,
         residual: true,
         aux_loss: 0.1,
         aux_scope: AuxScope::Group,
         z_loss: 0.1,
-        jitter: 0.0,
+        ..Experts::new(3, 6, Router::TopK { k: 2 })
     };
     Llama { experts: Some(experts), ..small_llama() }
 }
@@ -108,6 +106,54 @@ fn parameters_of_the_presets() {
     });
     assert_eq!(gpt2.parameters().unwrap(), 124_475_904);
 }
+
+/// Models of DeepSpeed-MoE (Rajbhandari et al., 2022) and MegaBlocks (Gale et al., 2022). Their experts are two
+/// matrices of h × 4h; three of h × 8h/3 are as many numbers.
+#[test]
+fn parameters_of_published_mixtures() {
+    for (name, layers, width, experts, every, published, within) in [
+        ("350M + 128 experts", 24, 1024_usize, 128, 2, 13.0e9, 0.06),
+        ("1.3B + 128 experts", 24, 2048, 128, 2, 52.0e9, 0.06),
+        ("MegaBlocks XS", 6, 512, 64, 1, 839e6, 0.003),
+        ("MegaBlocks Small", 12, 768, 64, 1, 3693e6, 0.003),
+        ("MegaBlocks Medium", 24, 1024, 64, 1, 13_041e6, 0.003),
+    ] {
+        let ffn = (8 * width).div_ceil(3);
+        let mut model = llama(layers, width, width / 64, ffn, 51_200);
+        model.spec.tied = true;
+        model.experts = Some(Experts { every, ..Experts::new(experts, ffn, Router::Switch) });
+        let found = model.parameters().unwrap() as f64;
+        assert!((found / published - 1.0).abs() < within, "{name}: {found:e}");
+    }
+}
+
+/// PR-MoE (Rajbhandari et al., 2022): the last two of twelve layers with experts have twice as many, and beside the
+/// experts every layer keeps its dense part.
+#[test]
+fn parameters_of_published_pyramids() {
+    for (width, count, published) in [(1024_usize, 32, 4.0e9), (2048, 64, 31.0e9)] {
+        let ffn = (8 * width).div_ceil(3);
+        let mut model = llama(24, width, width / 64, ffn, 51_200);
+        model.spec.tied = true;
+        model.experts = Some(Experts {
+            every: 2,
+            residual: true,
+            late: Some(LateExperts { layers: 2, count: 2 * count }),
+            ..Experts::new(count, ffn, Router::Switch)
+        });
+        let found = model.parameters().unwrap() as f64;
+        assert!((found / published - 1.0).abs() < 0.06, "{width}: {found:e}");
+        let counts = |name: &str| {
+            let all = model.model(SHAPE_OF_ONE, DType::F32).unwrap();
+            let of = |p: &phalanx_ir::Param| p.name.ends_with(name).then_some(p.shape[0]);
+            all.params().iter().filter_map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(counts("experts.gate"), [vec![count; 10], vec![2 * count; 2]].concat());
+        assert_eq!(counts("mlp.gate").len(), 24);
+    }
+}
+
+const SHAPE_OF_ONE: BatchShape = BatchShape { batch: 1, seq: 1 };
 
 #[test]
 fn parameters_of_a_perceptron() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_ir::DType;
+use phalanx_models::LateExperts;
 use phalanx_models::hf::{
     GptSpec, HfError, KeptKeys, LlamaSpec, MixtralSpec, ModelSpec, RopeScaling, WeightTensor,
     config_text, parse_config, read_config, save,
@@ -274,6 +275,8 @@ fn what_mixtral_cannot_say_is_neither_read_nor_written() {
         MixtralSpec { shared: 1, ..spec.clone() },
         MixtralSpec { residual: true, ..spec.clone() },
         MixtralSpec { normalised: false, top_k: 1, ..spec.clone() },
+        MixtralSpec { noisy: true, ..spec.clone() },
+        MixtralSpec { late: Some(LateExperts { layers: 1, count: 9 }), ..spec.clone() },
     ] {
         let other = ModelSpec::Mixtral(other);
         let path = Path::new("dir/config.json");

@@ -9,7 +9,7 @@ use phalanx_cuda::CudaEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::ModelSpec;
-use phalanx_models::{Architecture, AuxScope, BatchShape, Experts, Gpt, Llama, Router, port};
+use phalanx_models::{Architecture, BatchShape, Experts, Gpt, Llama, Router, port};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::Compiled;
 use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
@@ -150,20 +150,12 @@ impl<'a> Case<'a> {
             ModelSpec::Gpt(spec) => Box::new(Gpt::new(spec.clone())),
             ModelSpec::Llama(spec) => Box::new(Llama::new(spec.clone())),
             ModelSpec::Mixtral(spec) => {
+                let router = Router::TopK { k: spec.top_k };
                 let experts = Experts {
-                    count: spec.experts,
-                    router: Router::TopK { k: spec.top_k },
                     capacity: None,
-                    parts: 1,
-                    group: None,
-                    ffn: spec.expert_ffn,
                     every: spec.every,
-                    shared: 0,
-                    residual: false,
                     aux_loss: self.record["aux_loss"].as_f64().unwrap(),
-                    aux_scope: AuxScope::MicroBatch,
-                    z_loss: 0.0,
-                    jitter: 0.0,
+                    ..Experts::new(spec.experts, spec.expert_ffn, router)
                 };
                 Box::new(Llama { experts: Some(experts), ..Llama::new(spec.base.clone()) })
             }

@@ -50,6 +50,8 @@ fn specs() -> [ModelSpec; 3] {
         shared: 0,
         residual: false,
         normalised: true,
+        noisy: false,
+        late: None,
     };
     [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt), ModelSpec::Mixtral(mixtral)]
 }

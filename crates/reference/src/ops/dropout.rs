@@ -1,7 +1,7 @@
-//! Dropout, by the mask that `phalanx_ir::random` defines.
+//! Dropout and random numbers, as `phalanx_ir::random` defines them.
 
-use phalanx_ir::ops::Dropout;
-use phalanx_ir::random::keeps;
+use phalanx_ir::ops::{Dropout, Noise, NoiseKind};
+use phalanx_ir::random::{keeps, normal_at, uniform_at};
 
 use super::Call;
 use crate::error::ReferenceError;
@@ -21,4 +21,17 @@ pub(super) fn dropout(op: &Dropout, call: &Call<'_>) -> Result<Vec<RefTensor>, R
         })
         .collect();
     Ok(vec![call.result(0, y)])
+}
+
+pub(super) fn noise(op: &Noise, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let key = call.key(1)?;
+    let sample: usize = call.shape(0).iter().skip(1).product();
+    let drawn = |i: usize| {
+        let (row, element) = ((i / sample) as u64, (i % sample) as u64);
+        match op.kind {
+            NoiseKind::Uniform => uniform_at(key, op.site, row, element),
+            NoiseKind::Normal => normal_at(key, op.site, row, element),
+        }
+    };
+    Ok(vec![call.result(0, (0..call.elements(0)).map(drawn).collect())])
 }

@@ -113,6 +113,7 @@ fn value(kind: UnaryKind, x: f64) -> f64 {
         UnaryKind::Gelu => 0.5 * x * (1.0 + gelu_inner(x).tanh()),
         UnaryKind::GeluErf => x * normal_cdf(x),
         UnaryKind::Silu => x * sigmoid(x),
+        UnaryKind::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 
@@ -141,6 +142,7 @@ fn slope(kind: UnaryKind, x: f64) -> f64 {
         }
         UnaryKind::GeluErf => normal_cdf(x) + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt(),
         UnaryKind::Silu => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
+        UnaryKind::Softplus => sigmoid(x),
     }
 }
 

@@ -77,6 +77,7 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::Softmax(_) => softmax::softmax(&call),
         Op::SoftmaxGrad(_) => softmax::softmax_grad(&call),
         Op::Dropout(op) => dropout::dropout(op, &call),
+        Op::Noise(op) => dropout::noise(op, &call),
         Op::CrossEntropy(_) => loss::cross_entropy(&call),
         Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(&call),
         Op::LinearCrossEntropy(op) => loss::linear_cross_entropy(op, &call),

@@ -1,8 +1,8 @@
 //! The experts that a configuration describes.
 
-use phalanx_config::{AuxScopeKind, ModelConfig, ParallelConfig, RouterKind};
+use phalanx_config::{AuxScopeKind, ModelConfig, NonNegative, ParallelConfig, RouterKind};
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
-use phalanx_models::{AuxScope, Experts, Router};
+use phalanx_models::{AuxScope, Experts, LateExperts, Router};
 
 /// The specification of a model that may have experts.
 pub(super) fn spec(config: &ModelConfig, base: LlamaSpec) -> ModelSpec {
@@ -18,6 +18,11 @@ pub(super) fn spec(config: &ModelConfig, base: LlamaSpec) -> ModelSpec {
         shared: config.shared_experts,
         residual: config.residual_experts,
         normalised: config.router != RouterKind::Switch,
+        noisy: config.router == RouterKind::Noisy,
+        late: (config.late_experts > 0).then_some(LateExperts {
+            layers: config.late_layers.get(),
+            count: config.late_experts,
+        }),
     })
 }
 
@@ -27,10 +32,11 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
         count: spec.experts,
         router: match spec.normalised {
             true if config.router == RouterKind::GShard => Router::GShard,
+            true if spec.noisy => Router::Noisy { k: spec.top_k },
             true => Router::TopK { k: spec.top_k },
             false => Router::Switch,
         },
-        capacity: Some(config.capacity.get()).filter(|factor| *factor > 0.0),
+        capacity: places(config.capacity),
         parts: parallel.ep.get(),
         group: Some(config.group.get()),
         ffn: spec.expert_ffn,
@@ -44,7 +50,16 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
         },
         z_loss: config.z_loss.get(),
         jitter: config.jitter.get(),
+        eval_capacity: Some(places(config.eval_capacity)),
+        dropout: config.expert_dropout.get(),
+        late: spec.late,
+        init_scale: Some(config.expert_init.get()).filter(|scale| *scale > 0.0),
     }
+}
+
+/// Places of an expert as a multiple of its even share; none: a place for every token.
+fn places(factor: NonNegative) -> Option<f64> {
+    Some(factor.get()).filter(|factor| *factor > 0.0)
 }
 
 /// The keys of experts, with the values of a model folder.
@@ -53,7 +68,11 @@ pub(super) fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
         ModelSpec::Gpt(_) => vec![],
         ModelSpec::Llama(_) => vec![("model.experts", "0".to_owned())],
         ModelSpec::Mixtral(s) => {
-            let router = if s.normalised { "top-k" } else { "switch" };
+            let router = match (s.normalised, s.noisy) {
+                (false, _) => "switch",
+                (true, true) => "noisy",
+                (true, false) => "top-k",
+            };
             vec![
                 ("model.experts", s.experts.to_string()),
                 ("model.router", router.to_owned()),
@@ -62,6 +81,8 @@ pub(super) fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
                 ("model.moe_every", s.every.to_string()),
                 ("model.shared_experts", s.shared.to_string()),
                 ("model.residual_experts", s.residual.to_string()),
+                ("model.late_experts", s.late.map_or(0, |late| late.count).to_string()),
+                ("model.late_layers", s.late.map_or(2, |late| late.layers).to_string()),
             ]
         }
     }

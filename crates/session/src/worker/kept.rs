@@ -39,7 +39,7 @@ impl<E: Engine> RankWorker<E> {
         }
         let (mesh, rank) = &self.at;
         let copied = (0..self.settings.microbatches).map(|microbatch| {
-            shown(&mut self.executor, script, (mesh, *rank), (port::PREDICTION, microbatch))
+            shown(&mut self.executor, script, (mesh, *rank), (port::PREDICTION, None, microbatch))
         });
         self.kept = Kept(Some(copied.collect::<Result<_>>()?));
         Ok(())

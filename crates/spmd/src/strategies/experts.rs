@@ -10,6 +10,11 @@
 //! The other way round, tokens stay: every rank gathers all tokens of these ranks, serves those that
 //! chose its experts, and the results are summed and scattered ([`ExpertExchange::AllGather`]).
 //!
+//! Or the experts come to the tokens, which stay ([`ExpertExchange::Weights`]): weights are kept as before, gathered
+//! where they are read, forward and backward, and their gradients are scattered. That is data parallelism of
+//! experts with the memory of expert parallelism, Tutel's r = 0 (Hwang et al., 2022): three times the weights of
+//! a rank's experts times n − 1, however many tokens there are.
+//!
 //! Per rank, layer and micro-batch, with T tokens of width d, k·f places per token and n ranks, each
 //! of the four all-to-alls moves k·f·T·d·(n−1)/n elements, a gather or its sum T·d·(n−1). So tokens
 //! are gathered where n < k·f.
@@ -56,6 +61,8 @@ pub enum ExpertExchange {
     Hierarchical,
     /// Rows travel in parts, one from each of the ranks that have the same ones.
     Coordinated,
+    /// Rows stay, and every rank gathers the weights of all experts.
+    Weights,
 }
 
 /// Ranks as two factors, the second not greater than the first and as near to it as can be.
@@ -95,7 +102,8 @@ impl ExpertParallel {
         match self.exchange {
             ExpertExchange::AllToAll
             | ExpertExchange::Hierarchical
-            | ExpertExchange::Coordinated => false,
+            | ExpertExchange::Coordinated
+            | ExpertExchange::Weights => false,
             ExpertExchange::AllGather => true,
             ExpertExchange::Cheapest => found.places(program) > self.ranks * found.tokens(program),
         }
@@ -162,10 +170,20 @@ impl Strategy for ExpertParallel {
         for part in self.distributed(ctx.mesh()) {
             let part = part.name();
             ways.params.iter().try_for_each(|(&param, &dim)| ctx.shard(param, dim, part))?;
-            for routed in &ways.routed {
-                let mut values = routed.counts.iter().chain([&routed.rows]);
-                values.try_for_each(|&value| ctx.shard(value, 0, part))?;
+            match self.exchange {
+                ExpertExchange::Weights => {
+                    ways.by_expert().try_for_each(|value| ctx.shard(value, 1, part))?;
+                }
+                _ => {
+                    for routed in &ways.routed {
+                        let mut values = routed.counts.iter().chain([&routed.rows]);
+                        values.try_for_each(|&value| ctx.shard(value, 0, part))?;
+                    }
+                }
             }
+        }
+        if self.exchange == ExpertExchange::Weights {
+            return Ok(());
         }
         ways.routed.iter().try_for_each(|routed| self.route(ctx, routed))
     }
@@ -247,6 +265,11 @@ struct Ways {
 }
 
 impl Ways {
+    /// The values of which the first dim counts experts, and the second one samples.
+    fn by_expert(&self) -> impl Iterator<Item = ValueId> {
+        self.distributed.iter().filter(|(_, (_, dim))| *dim == 0).map(|(value, _)| *value)
+    }
+
     fn of(program: &Program) -> Self {
         let mut ways = Self::default();
         for instr in program.instrs() {

@@ -244,7 +244,8 @@ fn flow(program: &Program, value: ValueId) -> Vec<ValueId> {
         for instr in readers(program, value) {
             let passes = match &instr.op {
                 Op::Attention(_) | Op::Rotary(_) | Op::Reshape(_) | Op::Unary(_) => true,
-                Op::Cast(_) | Op::Scale(_) | Op::Shift(_) | Op::Dropout(_) => true,
+                Op::Cast(_) | Op::Scale(_) | Op::Shift(_) => true,
+                Op::Dropout(_) | Op::Noise(_) => true,
                 // A bias or a gate does not end the branch.
                 Op::Binary(_) => {
                     let partner = instr.inputs.iter().find(|&&v| v != value);

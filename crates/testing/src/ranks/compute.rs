@@ -60,7 +60,7 @@ fn joined_axes(op: &Op, rule: &Rule, assignment: &[Sharding], bug: Option<Bug>) 
         Op::Rotary(_) if bug != Some(Bug::LocalPositions) => &["s"],
         _ => &[],
     };
-    let all = matches!(op, Op::Dropout(_) if bug != Some(Bug::LocalMask))
+    let all = matches!(op, Op::Dropout(_) | Op::Noise(_) if bug != Some(Bug::LocalMask))
         || matches!(op, Op::Attention(a) if a.drops())
         || matches!(op, Op::AttentionGrad(a) if a.of.drops());
     let lowered = bug != Some(Bug::LocalStatistics);

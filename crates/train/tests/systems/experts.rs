@@ -78,6 +78,34 @@ fn experts_on_their_own_ranks_agree_with_one() {
         &["parallel.dp=2", "parallel.ep=2", "model.router=gshard", "model.jitter=0.1", all],
         &["parallel.tp=2", "parallel.sp=true", "model.router=gshard", "train.microbatches=2"],
         &["parallel.cp=2", "parallel.zero=1", "model.router=switch", "model.jitter=0.1"],
+        &["parallel.dp=2", "parallel.ep=2", "model.router=noisy", "train.microbatches=2", all],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=weights"],
+        &[
+            "parallel.dp=2",
+            "parallel.ep=2",
+            "parallel.pp=2",
+            "model.moe_every=1",
+            "model.late_experts=6",
+            "model.late_layers=1",
+            "model.residual_experts=true",
+            all,
+        ],
+        &[
+            "parallel.dp=4",
+            "parallel.ep=2",
+            "parallel.expert_exchange=weights",
+            "parallel.zero=3",
+            "train.recompute=full",
+        ],
+        &[
+            "parallel.dp=4",
+            "parallel.ep=2",
+            "parallel.comm_priority=lina",
+            "parallel.bucket_mib=1",
+            all,
+        ],
+        &["parallel.cp=2", "model.router=noisy", "model.group=4", "train.recompute=full"],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.tp=2", "model.expert_dropout=0.4", all],
     ] {
         agrees(&format!("{sets:?}"), &mixture(sets), None);
     }
@@ -175,6 +203,15 @@ fn what_moves_less_is_chosen() {
     assert!(!exchanged("model.capacity=1.25"));
 }
 
+/// Every token goes to the same place as on one rank; a model without experts has no places.
+#[test]
+fn places_are_those_of_one_rank() {
+    let sets = ["parallel.dp=2", "parallel.ep=2", "parallel.pp=2", "train.microbatches=2"];
+    let found = agrees("places", &mixture(&sets), None);
+    assert_eq!(found.routing_flips, Some(0));
+    assert_eq!(agrees("dense", &llama(&["parallel.dp=2"]), None).routing_flips, None);
+}
+
 /// A rank keeps its experts alone, and ZeRO shards these over the ranks that have the same ones.
 #[test]
 fn ranks_keep_their_own_experts() {
@@ -208,8 +245,10 @@ fn what_cannot_work_is_refused_with_what_would() {
         (&["model.experts=4", "model.router=switch", "model.top_k=2"], "model.top_k = 1"),
         (&["model.experts=4", "model.moe_every=3"], "model.moe_every = 2"),
         (&["model.experts=4", "model.router=gshard", "model.top_k=1"], "model.top_k = 2"),
-        (&["model.experts=4", "model.router=noisy"], "model.router = \"top-k\""),
         (&["model.experts=4", "model.jitter=1"], "model.jitter = 0.01"),
+        (&["model.expert_dropout=0.1"], "model.experts = 8"),
+        (&["model.eval_capacity=2"], "model.experts = 8"),
+        (&["model.expert_init=0.1"], "model.experts = 8"),
         (&["model.capacity=2"], "model.experts = 8"),
         (&["parallel.dp=2", "parallel.ep=2"], "model.experts = 8"),
         (&["model.experts=4", "parallel.ep=2"], "parallel.dp = 2"),
@@ -232,6 +271,13 @@ fn what_cannot_work_is_refused_with_what_would() {
                 "parallel.expert_exchange=coordinated",
             ],
             "parallel.tp = 2",
+        ),
+        (&["model.experts=4", "parallel.comm_priority=lina"], "parallel.ep = 2"),
+        (&["model.experts=4", "model.late_layers=1"], "model.late_experts = 8"),
+        (&["model.experts=4", "model.late_experts=1"], "model.late_experts = 2"),
+        (
+            &["model.experts=4", "model.late_experts=6", "parallel.dp=4", "parallel.ep=4"],
+            "parallel.ep = 3",
         ),
         (
             &["model.experts=4", "parallel.dp=2", "parallel.ep=2", "parallel.sync=average"],

@@ -32,6 +32,7 @@ pub(super) fn with_unary<A: CpuFloat>(op: UnaryKind, to: impl Loop1<A>) {
         UnaryKind::Gelu => to.run(inlined!(|x| x * gelu_gate(x).0)),
         UnaryKind::GeluErf => to.run(inlined!(|x| x * normal_distribution(x))),
         UnaryKind::Silu => to.run(inlined!(|x| x * sigmoid(x))),
+        UnaryKind::Softplus => to.run(inlined!(|x| softplus(x))),
     }
 }
 
@@ -67,6 +68,7 @@ pub(super) fn with_unary_gradient<A: CpuFloat>(op: UnaryKind, to: impl Loop2<A>)
             let s = sigmoid(x);
             dy * (s + x * (s * (A::ONE - s)))
         })),
+        UnaryKind::Softplus => to.run(inlined!(|x, dy| dy * sigmoid(x))),
     }
 }
 
@@ -92,6 +94,15 @@ pub(crate) fn larger<A: CpuFloat>(a: A, b: A) -> A {
 #[inline(always)]
 fn sigmoid<A: CpuFloat>(x: A) -> A {
     A::ONE / (A::ONE + (-x).exp())
+}
+
+/// log(1 + e^x) without overflow: the larger of x and 0, plus log(1 + a) for an a of at most one. What 1 + a
+/// loses of a is added again.
+#[inline(always)]
+fn softplus<A: CpuFloat>(x: A) -> A {
+    let a = (-larger(x, -x)).exp();
+    let sum = A::ONE + a;
+    larger(x, A::ZERO) + (sum.ln() - ((sum - A::ONE) - a) / sum)
 }
 
 /// 1 / √(2π)

@@ -25,6 +25,8 @@ kinds! {
         /// GELU by the error function.
         GeluErf = ["gelu_erf", "gelu_erf_grad"],
         Silu = ["silu", "silu_grad"],
+        /// log(1 + e^x).
+        Softplus = ["softplus", "softplus_grad"],
     }
 }
 
