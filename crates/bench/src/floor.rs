@@ -216,8 +216,15 @@ mod tests {
     #[test]
     fn few_ranks_are_timed_before_a_run() {
         let units = phalanx_config::CpuUnits::Auto;
-        let size =
-            |ranks, threads| Size { ranks, threads, depth: None, keeps: false, tf32: false, units };
+        let size = |ranks, threads| Size {
+            ranks,
+            threads,
+            depth: None,
+            keeps: false,
+            tf32: false,
+            units,
+            exchanges_first: false,
+        };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(Effort::SHORT.ranks(size(1, 1)), 1);
         assert_eq!(Effort::SHORT.ranks(size(4096, 1)), cores.min(4096));
