@@ -73,7 +73,7 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
         sets.extend(["model.experts=4", "model.expert_ffn=6", "model.moe_every=2"]);
         sets.extend(match has(S::Bf16) || has(S::Half) {
             false => ["model.capacity=0.75", "model.group=4"],
-            true => ["model.capacity=0", "model.top_k=4"],
+            true => ["model.capacity=1.0", "model.top_k=4"],
         });
     }
     if has(S::Experts) && has(S::Local) {
