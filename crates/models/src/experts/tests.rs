@@ -199,7 +199,8 @@ fn each_purpose_has_its_places_and_its_noise() {
     // An even share is 8 · 2 / 4 places.
     assert_eq!((of(Purpose::Train).0, of(Purpose::Train).1), (3, 4));
     assert_eq!((of(Purpose::Evaluate).0, of(Purpose::Evaluate).1), (0, 8));
-    assert_eq!((of(Purpose::Predict).0, of(Purpose::Predict).1), (0, 8));
+    // Rows are packed: as many as tokens have choices.
+    assert_eq!((of(Purpose::Predict).0, of(Purpose::Predict).1), (0, 16));
     let all = Experts { capacity: Some(4.0), ..experts.clone() };
     assert_eq!(all.places(8, Purpose::Train).capacity, 8);
 }
