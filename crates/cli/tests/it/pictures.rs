@@ -26,10 +26,12 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         "ring_attention",
     ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
-    for page in pages.chain(["parallelism.md".to_owned()]) {
+    let others = ["parallelism.md", "traces.md"].map(str::to_owned);
+    for page in pages.chain(others) {
         let text = fs::read_to_string(docs.join(page)).unwrap();
-        let (_, made_by) = text.split_once("```sh\n$ phalanx ").unwrap();
-        let words: Vec<&str> = made_by.lines().next().unwrap().split_whitespace().collect();
+        let mut commands = text.lines().filter_map(|line| line.strip_prefix("$ phalanx "));
+        let made_by = commands.find(|line| line.contains(" docs/pictures/")).unwrap();
+        let words: Vec<&str> = made_by.split_whitespace().collect();
         phalanx(dir.path(), &[&words]).ok();
     }
     let mut compared = 0;
