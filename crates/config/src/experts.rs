@@ -131,6 +131,13 @@ impl ModelConfig {
             .because("all layers with experts have as many")
             .fix(format!("model.late_experts = {}, or leave model.late_layers out", 2 * experts))
         });
+        let all = layers / every.max(1);
+        values.rule(&["model.late_layers", "model.layers"], late == 0 || own <= all, || {
+            Problem::new(format!(
+                "model.late_layers = {own}, but {all} of model.layers = {layers} have experts"
+            ))
+            .nearest(format!("model.late_layers = {all}"))
+        });
         values.rule(&["model.moe_every", "model.layers"], every <= layers, || {
             Problem::new(format!(
                 "model.moe_every = {every} is more than model.layers = {layers}: no layer has experts"
@@ -221,7 +228,8 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// Rejects an order of calls that would have no effect, or that a GPU does not keep.
+    /// Rejects weights that are gathered for packed rows, and an order of calls that would have no effect or that a
+    /// GPU does not keep.
     pub(crate) fn check_priority(&self, values: &mut Values) {
         let gathered = self.parallel.expert_exchange == ExchangeKind::Weights;
         let packed = self.model.experts > 0 && self.model.capacity.get() == 0.0;

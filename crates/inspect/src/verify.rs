@@ -162,7 +162,8 @@ pub fn verify_as(
             found.gradients = Difference::of(&mut one, &mut many, StateKind::Gradient)?;
         }
     }
-    // As training takes them: where ranks need not wait for each other after every step, they don't.
+    // As training takes them: where ranks need not wait for each other after every step, they don't. Of a model with
+    // experts no step is left here.
     while many.steps() < steps as u64 {
         let rest = steps as u64 - many.steps();
         many.take(rest, &batches)?.into_iter().for_each(|b| found.step(b));

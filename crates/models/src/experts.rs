@@ -266,7 +266,7 @@ impl Experts {
     }
 
     /// Which choices stand, if some may not: one with twice its gate as probability. The first of two has
-    /// at least half, so it always does.
+    /// at least half, so it does, but where the number rounds to one and both are equal.
     fn stands<'b>(&self, gates: Tensor<'b>, purpose: Purpose) -> Option<Tensor<'b>> {
         if self.router != Router::GShard || purpose != Purpose::Train {
             return None;

@@ -2,8 +2,8 @@
 //! runs.
 //!
 //! Training and evaluation are two scripts on the same weights; averaging replicas from time to
-//! time, saving, or the first and last steps of a pipeline that never drains would be others. State
-//! lies at the same place for all of them. A script is built when it is first asked for, by one
+//! time, saving, or the first and last steps of a pipeline that never drains are others. State
+//! lies at the same place for all of them, and what is carried for all scripts of a row. A script is built when it is first asked for, by one
 //! pure builder, and checked before it runs. Which one comes next is decided by a [`Controller`], a
 //! pure function of the step's number and of the outcomes of earlier steps.
 

@@ -11,8 +11,8 @@ use super::Lowered;
 use crate::lowered::{BLOCK, ROW};
 
 impl Lowered {
-    /// Whether a pipeline does not drain between steps: not if predictions are read after each. A loss of a stage before the last would have to wait for its
-    /// backward in the next script: such models take steps one by one.
+    /// Whether a pipeline does not drain between steps: not if predictions are read after each. A loss of a stage
+    /// before the last would have to wait for its backward in the next script: such models take steps one by one.
     pub(crate) fn rolls(&self) -> bool {
         let last = self.model.instances().last().map(|instance| instance.segment);
         let segments = self.model.segments().iter().enumerate();

@@ -24,17 +24,18 @@ pub struct Forward {
 
 impl Forward {
     /// Prepares a model whose data comes in `microbatches` parts; `read` gives its weights, which
-    /// are stored as `weights`.
+    /// are stored as `weights`. It computes on so many threads, with these units of their cores.
     pub fn new(
         backend: &dyn Backend,
-        threads: usize,
+        (threads, units): (usize, CpuUnits),
         model: &Model,
         weights: DType,
         microbatches: usize,
         read: &ReadParam<'_>,
     ) -> Result<Self> {
-        let requirements = backend.requirements(CpuUnits::Auto);
-        let lowered = Lowered::forward(model, weights, microbatches, threads, requirements)?;
+        let requirements = backend.requirements(units);
+        let lowered =
+            Lowered::forward(model, weights, microbatches, (threads, units), requirements)?;
         let mut ranks = backend.launch(&Planner::new(&lowered)?)?;
         ranks.ask(Command::Start(&NewRun(read), 0))?;
         Ok(Self { ranks, loss: 0.0 })

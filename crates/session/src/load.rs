@@ -51,7 +51,7 @@ impl ExpertLoad {
 
 impl Session {
     /// How many tokens of the last step chose which expert; none if the model has no experts, or if the
-    /// step was one of a block. Every process must call it together.
+    /// step was one of several taken together. Every process must call it together.
     pub fn expert_load(&mut self) -> Result<Option<ExpertLoad>> {
         match self.known.has_experts {
             true => Ok(ExpertLoad::of(self.ranks.ask(Command::ExpertLoad)?)),

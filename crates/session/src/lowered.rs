@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
+use phalanx_config::CpuUnits;
 use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
     Compiled, Library, ParkedMove, RankOnMesh, RankPlace, ReplicaRanks, RollingTurns, ScheduledRun,
@@ -122,7 +123,7 @@ impl Lowered {
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
         // Forwards ahead must be fewer than the micro-batches of a script.
         let steps_each = stage_groups.len().div_ceil(parts);
-        let mut row = match pipeline.has_blocks() {
+        let mut row = match pipeline.has_rows() {
             true => pipeline.turns(model, stage_groups.len(), parts, 3 * steps_each)?,
             false => vec![Vec::new(); turns.len()],
         };
@@ -161,7 +162,7 @@ impl Lowered {
         let turns: Vec<&[ScheduledRun]> = groups.iter().map(|group| &group.turns[..]).collect();
         let moves = pipeline.moves(model, parts, &turns)?;
         parked::check(&moves, pipeline.name(), |a, b| groups[a].on_mesh == groups[b].on_mesh)?;
-        let rows = match pipeline.has_blocks() {
+        let rows = match pipeline.has_rows() {
             true => RollingTurns::cut(&row, parts * steps_each)?.into(),
             false => Vec::new(),
         };
@@ -187,10 +188,10 @@ impl Lowered {
         model: &Model,
         weights: DType,
         microbatches: usize,
-        threads: usize,
+        (threads, units): (usize, CpuUnits),
         requirements: Arc<dyn Requirements>,
     ) -> Result<Self> {
-        let settings = Settings::forward(weights, microbatches, threads);
+        let settings = Settings { units, ..Settings::forward(weights, microbatches, threads) };
         let mesh = Mesh::single();
         let partition = settings.parallel.partition(model, &mesh, None)?;
         let compiled = compile_forward(model, weights, &partition)?;

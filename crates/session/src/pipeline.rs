@@ -185,7 +185,7 @@ impl Pipeline {
     }
 
     /// Whether steps can follow each other without a flush: not those of a table, which has one step.
-    pub fn has_blocks(&self) -> bool {
+    pub fn has_rows(&self) -> bool {
         matches!(self.order, PipelineOrder::Named(named) if named.is_asynchronous())
     }
 
@@ -228,7 +228,7 @@ impl Pipeline {
                     concat: self.concat,
                     memory: self.memory,
                     until_w: 1.0,
-                    steps: if self.has_blocks() { steps } else { 1 },
+                    steps: if self.has_rows() { steps } else { 1 },
                     vertical_sync: self.vertical_sync,
                 };
                 if !self.is_searched() {

@@ -98,8 +98,10 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(&*weights);
     host::require(config.run.device)?;
+    host::require_units(config.run.cpu_units)?;
     let backend = host::threads_of(config.run.device);
-    let mut forward = Forward::new(&*backend, threads, &model, stored, 1, &read)?;
+    let mut forward =
+        Forward::new(&*backend, (threads, config.run.cpu_units), &model, stored, 1, &read)?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
         count: 1,
@@ -183,8 +185,10 @@ fn evaluate(loaded: &Loaded, network: &dyn Architecture, weights: &dyn Weights) 
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(weights);
     host::require(config.run.device)?;
+    host::require_units(config.run.cpu_units)?;
     let backend = host::threads_of(config.run.device);
-    let mut forward = Forward::new(&*backend, threads, &model, stored, parts, &read)?;
+    let mut forward =
+        Forward::new(&*backend, (threads, config.run.cpu_units), &model, stored, parts, &read)?;
     let mut right = Accuracy::default();
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;

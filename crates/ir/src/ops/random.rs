@@ -26,7 +26,7 @@ pub struct Dropout {
 ///
 /// The number is a pure function of the key, the site and the element's index, as a mask of [`Dropout`] is;
 /// [`uniform_at`](crate::random::uniform_at) and [`normal_at`](crate::random::normal_at) define it, and it is
-/// rounded to the element type.
+/// rounded to the element type, a narrow one through f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Noise {
     /// How numbers are distributed.
