@@ -117,7 +117,7 @@ pub enum RuleError {
         /// The order.
         order: Order,
     },
-    /// A factor that the op needs in blocks is dealt out in another order.
+    /// A factor that the op needs in blocks is distributed in another order.
     Dealt {
         /// An axis that shards it.
         axis: Axis,

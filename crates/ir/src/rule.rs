@@ -145,7 +145,7 @@ impl Rule {
         self.mark(names, FactorKind::Here)
     }
 
-    /// Declares factors that are not dealt out in other orders than by blocks.
+    /// Declares factors that are not distributed in other orders than by blocks.
     pub fn in_blocks(mut self, names: &str) -> Self {
         for factor in &mut self.factors {
             factor.in_blocks |= names.split_whitespace().any(|name| name == factor.name);

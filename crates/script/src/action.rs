@@ -11,7 +11,7 @@ use phalanx_ir::{Axis, DType, Program, TensorType};
 use crate::key::BufferKey;
 use crate::library::Placed;
 use crate::names::Names;
-use crate::rolling::Window;
+use crate::rolling::RowWindow;
 use crate::schedule::ScheduledRun;
 use crate::updates::Updates;
 
@@ -273,7 +273,7 @@ pub struct Script {
     /// The weights, if they have versions.
     pub versioned: Vec<VersionedBuffer>,
     /// Which script of an endless row it is, if it is one.
-    pub window: Option<Window>,
+    pub window: Option<RowWindow>,
     /// What the numbers in contributions stand for.
     pub names: Names,
 }

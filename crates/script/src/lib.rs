@@ -72,7 +72,7 @@ pub use parked::ParkedMove;
 pub use plan::{
     Choice, Controller, EveryStep, Outcome, Plan, PlannedScript, Record, ScriptBuilder, ScriptKey,
 };
-pub use rolling::{RollPart, RollingTurns, Window};
+pub use rolling::{RollPart, RollingTurns, RowWindow};
 pub use scaling::{LossScaling, ScaleRule};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;

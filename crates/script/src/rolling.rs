@@ -42,7 +42,7 @@ impl RollPart {
 
 /// A script of an endless row: which, and how many micro-batches it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
+pub struct RowWindow {
     /// Which script.
     pub part: RollPart,
     /// Micro-batches whose backwards it runs. Those of the next script are counted on from here.
@@ -53,7 +53,7 @@ pub struct Window {
 #[derive(Clone, Debug)]
 pub struct RollingTurns {
     /// Which script.
-    pub window: Window,
+    pub window: RowWindow,
     /// For each stage group: its turns.
     pub turns: Vec<Vec<ScheduledRun>>,
     /// Forwards (instance, micro-batch) that scripts before have run, and whose backwards this one runs.
@@ -93,7 +93,7 @@ impl RollingTurns {
             };
             let both = || turns.iter().zip(&pieces);
             Self {
-                window: Window { part, microbatches },
+                window: RowWindow { part, microbatches },
                 turns: both().map(own).collect(),
                 in_flight: both().flat_map(before).collect(),
                 next: both().map(after).collect(),

@@ -12,13 +12,31 @@ use crate::lowered::{BLOCK, ROW};
 
 impl Lowered {
     /// Whether a pipeline does not drain between steps: not if predictions are read after each. A loss of a stage
-    /// before the last would have to wait for its backward in the next script: such models take steps one by one.
+    /// before the last would have to wait for its backward in the next script, and so would a value that goes from
+    /// reader to reader: such models take steps one by one.
     pub(crate) fn rolls(&self) -> bool {
         let last = self.model.instances().last().map(|instance| instance.segment);
         let segments = self.model.segments().iter().enumerate();
         let mut others = segments.filter(|(number, _)| Some(*number) != last);
         let early = others.any(|(_, program)| program.outputs_with(Role::Loss).next().is_some());
-        !self.rows.is_empty() && self.trains && !self.reads_predictions() && !early
+        let goes_on = !early && !self.hands_values_on();
+        !self.rows.is_empty() && self.trains && !self.reads_predictions() && goes_on
+    }
+
+    /// Whether several instances read the same boundary value.
+    fn hands_values_on(&self) -> bool {
+        let mut read = BTreeSet::new();
+        let mut again = false;
+        for number in 0..self.model.instances().len() {
+            let program = self.model.program(number);
+            for port in program.inputs_with(Role::Boundary) {
+                again |= !read.insert(port.name.as_str());
+            }
+            for port in program.outputs_with(Role::Boundary) {
+                read.remove(port.name.as_str());
+            }
+        }
+        again
     }
 
     /// At least and at most how many steps are taken together; one if none are.

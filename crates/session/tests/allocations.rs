@@ -47,6 +47,8 @@ fn a_warm_step_allocates_only_in_matrix_products() {
     ];
     let materialised =
         [&gpt[..], &["model.attention=materialised", "train.recompute=full"]].concat();
+    // Those of f32 go through the library, which allocates; own products of narrow types do not.
+    let mut exempt = 0;
     for threads in [1, 2] {
         for (preset, sets) in [
             ("tiny", vec![]),
@@ -57,7 +59,8 @@ fn a_warm_step_allocates_only_in_matrix_products() {
         ] {
             let allocated = warm_step(preset, &sets, threads);
             assert_eq!(allocated.allocations, 0, "{preset} {sets:?} on {threads} threads");
-            assert!(allocated.exempt_allocations > 0, "the counter works");
+            exempt += allocated.exempt_allocations;
         }
     }
+    assert!(exempt > 0, "the counter works");
 }

@@ -158,7 +158,7 @@ impl Chains {
         let mut first = None;
         let mut shadow = Vec::new();
         for (begin, chain) in &self.chains {
-            let from = write.map_or(0, |write| chain.partition_point(|&action| action < write));
+            let from = chain.partition_point(|&action| write.is_some_and(|write| action < write));
             if write.is_some() && chain.get(from) == write.as_ref() {
                 first = Some(leaves + begin + from);
             }

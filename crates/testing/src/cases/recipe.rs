@@ -177,7 +177,7 @@ fn mesh(dice: &mut Dice) -> Mesh {
     }
 }
 
-/// Some axes deal elements out; a sequence is dealt by one axis, in front of all others.
+/// Some axes distribute elements in other orders; of a sequence only one does, in front of all others.
 fn orders(dice: &mut Dice, mesh: &Mesh) -> Vec<(String, Order)> {
     let axes: Vec<String> = mesh.axes().map(|(axis, _)| axis.name().to_owned()).collect();
     let axis = dice.below(axes.len());

@@ -32,7 +32,7 @@ impl Windows<'_> {
         if reaches.is_empty() {
             return;
         }
-        // What is summed must not be hidden by what is no number.
+        // What is summed must not be hidden by what is not a number.
         let of_weights = self.are_of_weights();
         for (number, block) in operands.iter_mut().enumerate() {
             let ty = self.program.ty(self.instr.inputs[number]);

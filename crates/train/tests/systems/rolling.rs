@@ -210,7 +210,8 @@ fn what_is_carried_too_short_is_found() {
     assert!(said(&unmarked).contains("which nothing has written before it"), "{}", said(&unmarked));
     // The first script of a row finds nothing.
     let mut first = good.clone();
-    first.window = first.window.map(|own| phalanx_script::Window { part: RollPart::First, ..own });
+    first.window =
+        first.window.map(|own| phalanx_script::RowWindow { part: RollPart::First, ..own });
     assert!(phalanx_script::check(&first).is_err());
     // A message that arrives for the next script must be taken by this one.
     let mut left: Vec<PlannedScript> = middle.iter().map(|own| (*own.planned).clone()).collect();
