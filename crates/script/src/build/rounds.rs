@@ -111,9 +111,17 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
+    /// How many updates a step has: one, unless the schedule has more.
+    fn updates_of_a_step(&self) -> usize {
+        match self.updates {
+            Some(updates) => updates.per_step(),
+            None => 1,
+        }
+    }
+
     /// How many steps a script has.
     fn steps(&self) -> usize {
-        let each = self.updates.map_or(1, Updates::per_step);
+        let each = self.updates_of_a_step();
         self.training.world.update_count(self.training.at.stage_group) / each
     }
 
@@ -131,7 +139,7 @@ impl<'a> Rounds<'a> {
     /// its micro-batches, and the norm of its last update.
     fn pack(&self, script: &mut Script, into: BufferId) -> Result<(), ScriptError> {
         let dtype = self.training.precision.state;
-        let each = self.updates.map_or(1, Updates::per_step);
+        let each = self.updates_of_a_step();
         let b = Builder::new("sums of each step", dtype);
         let ty = TensorType::new(dtype, vec![2]);
         let input = |i: usize| b.input(&format!("sums{i}"), Role::Loss, ty.clone());
