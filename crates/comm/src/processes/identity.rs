@@ -7,15 +7,18 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::OnceLock;
 
+use super::build_id::build_id;
 use crate::hash::hash;
 
-/// A number that differs between builds: a hash of the running program's file.
+/// A number that differs between builds: of what the linker wrote into the running program, else of its whole file.
 pub fn build() -> u64 {
+    const OWN: &str = "/proc/self/exe";
     static BUILD: OnceLock<u64> = OnceLock::new();
     *BUILD.get_or_init(|| {
         let version = hash(env!("CARGO_PKG_VERSION").as_bytes(), 0);
+        let linked = build_id(OWN).map(|id| hash(&id, 0));
         // Where the file cannot be read, versions alone are compared.
-        hash_file("/proc/self/exe").map_or(version, |file| file ^ version)
+        linked.or_else(|| hash_file(OWN)).map_or(version, |file| file ^ version)
     })
 }
 

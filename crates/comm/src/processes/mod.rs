@@ -11,6 +11,7 @@
 //! it is read. What a stranger sends never reaches a rank.
 
 mod addresses;
+mod build_id;
 mod environment;
 mod hello;
 mod hosts;
