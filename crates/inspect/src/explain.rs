@@ -12,6 +12,7 @@ mod step;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use phalanx_call::foreign_at_once;
 use phalanx_ir::{Mesh, Model};
 use phalanx_script::traffic::of_action;
 use phalanx_script::{
@@ -188,6 +189,7 @@ impl Explanation {
             lines.push(json!({"memory": {
                 "arena": self.memory.arena, "peaks": peaks, "largest": largest,
                 "kernel_scratch_bytes": self.kernel_scratch,
+                "foreign_bytes": self.foreign().map_or(0, |(bytes, _)| bytes),
             }}));
         }
         lines
@@ -230,6 +232,13 @@ impl Explanation {
             let bytes = self.memory.peak(category);
             let _ = writeln!(text, "  {:<15}{bytes:>14}{:>10.2}", category.name(), mib(bytes));
         }
+        if let Some((bytes, program)) = self.foreign() {
+            let amount = mib(bytes);
+            let _ = writeln!(
+                text,
+                "\n  operands that other ranks sent: {bytes} bytes ({amount:.2} MiB) of the workspace at once, in {program}"
+            );
+        }
         let rows = self.largest();
         let width = 2 + rows.iter().map(|row| row.name.len()).fold(24, usize::max);
         let head = ["largest buffers", "category", "bytes each", "count"];
@@ -247,6 +256,16 @@ impl Explanation {
             them: phalanx bench step"
         );
         text
+    }
+
+    /// The most that other ranks sent and that is there at once inside a program, and which program that is.
+    fn foreign(&self) -> Option<(usize, &str)> {
+        let runs = self.script.actions.iter().filter_map(|action| action.run());
+        let programs = runs.map(|run| self.script.programs[run.program.0].program());
+        let of_each = programs.map(|p| (foreign_at_once(p, |_| true), p.name.as_str()));
+        // Of equal ones the first.
+        let largest = of_each.fold((0, ""), |most, own| if own.0 > most.0 { own } else { most });
+        Some(largest).filter(|(bytes, _)| *bytes > 0)
     }
 
     fn largest(&self) -> Vec<Row> {

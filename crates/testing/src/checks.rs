@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use phalanx_autodiff::{Joint, Recompute, slice};
 use phalanx_comm::Communicator;
 use phalanx_engine::Engine;
-use phalanx_ir::ops::CollectiveKind;
-use phalanx_ir::{Axis, Op, Program, Role, verify};
+use phalanx_ir::{Axis, Program, Role, verify};
 use phalanx_passes::{common, dead_code, fold_add, fuse, overlap, sort_free, stream};
 use phalanx_reference::RefTensor;
 
@@ -26,12 +25,7 @@ pub fn on_simulated_ranks(whole: &Joint, parts: &Joint, seed: u64) -> Result<(),
     let expected = interpreted(&whole.program, &inputs)?;
     let cut = slice(parts, Recompute::None);
     let full = slice(parts, Recompute::Full);
-    // In a ring a rank has keys of another one, which may have fewer: simulated ranks only know their own.
     let streamed = in_blocks(&parts.program);
-    let turns =
-        |op: &Op| matches!(op, Op::Collective(c) if matches!(c.kind, CollectiveKind::Turn { .. }));
-    let is_ring = streamed.instrs().iter().any(|instr| turns(&instr.op));
-    let streamed = if is_ring { parts.program.clone() } else { streamed };
     let blocks = slice(&Joint::from(streamed), Recompute::Full);
     for programs in [
         vec![&parts.program],
@@ -98,6 +92,18 @@ where
         same(&found, &expected, tolerance).map_err(|e| format!("{what}: {e}"))?;
     }
     Ok(())
+}
+
+/// Compares them on simulated ranks, block by block with a bug in a ring; nothing to compare is no failure.
+pub fn simulated_ring_with_bug(
+    whole: &Joint,
+    parts: &Joint,
+    seed: u64,
+    bug: RingBug,
+) -> Result<(), String> {
+    let Some(program) = bug.planted_in(&in_blocks(&parts.program)) else { return Ok(()) };
+    let inputs = numbers(&whole.program, seed);
+    same(&run_on_ranks(&program, &inputs)?, &interpreted(&whole.program, &inputs)?, FAR_OFF)
 }
 
 /// Compares them on ranks that are threads, block by block with a bug in a ring; nothing to compare is no failure.

@@ -59,6 +59,34 @@ fn every_system_has_a_page_in_the_index() {
     assert!(found >= 9 + 8, "only {found} systems were found");
 }
 
+/// Pages that say whole: a picture, the program or what a command prints of it, the closed form, and when to use it.
+#[test]
+fn pages_of_shapes_rings_and_replicas_have_every_part() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/systems");
+    for page in [
+        "optimus",
+        "cube",
+        "gspmd",
+        "ring_attention",
+        "rsa",
+        "operator_parallel",
+        "data_parallel",
+        "local_sgd",
+        "f16",
+        "optimizers",
+    ] {
+        let text = fs::read_to_string(folder.join(format!("{page}.md"))).unwrap();
+        for (part, words) in [
+            ("a picture", &["```text", "!["][..]),
+            ("a program", &["```console\n$ phalanx explain", "(a test of `"]),
+            ("a closed form", &["**Formulas.**"]),
+            ("when to use it", &["**When.**", "## When to use it"]),
+        ] {
+            assert!(words.iter().any(|word| text.contains(word)), "{page}.md has not {part}");
+        }
+    }
+}
+
 fn pages(folder: &Path) -> Vec<PathBuf> {
     let mut pages = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {

@@ -51,6 +51,25 @@ fn the_json_programs_parse_and_the_parts_of_memory_fit_the_arena() {
     assert!(memory["kernel_scratch_bytes"].as_u64().unwrap() > 0);
 }
 
+/// Keys and values of two ranks that are gathered are four blocks, the own ones among them; in a ring the two of the other
+/// rank are there, forward and backward. A block: 8 sequences, 8 of 16 positions, one key head of 8, in f32.
+#[test]
+fn operands_of_other_ranks_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let block = 8 * 8 * 8 * 4;
+    for (kind, blocks) in [("ring", 2), ("allgather", 4)] {
+        let kind = format!("parallel.cp_kind={kind}");
+        let sets = ["--set", "parallel.cp=2", "--set", &kind];
+        let lines = phalanx(dir.path(), &[&["explain", "--json"], SMALL, &sets]).ok().json();
+        assert_eq!(lines.last().unwrap()["memory"]["foreign_bytes"], blocks * block, "{kind}");
+        let text = phalanx(dir.path(), &[&["explain"], SMALL, &sets]).ok().out;
+        let words = format!("operands that other ranks sent: {} bytes", blocks * block);
+        assert!(text.contains(&words), "`{words}` is not in: {text}");
+    }
+    let alone = phalanx(dir.path(), &[&["explain"], SMALL]).ok().out;
+    assert!(!alone.contains("operands that other ranks sent"), "{alone}");
+}
+
 /// Two replicas whose weights are sharded over them, of two tensor-parallel ranks each.
 const FOUR_RANKS: &[&str] =
     &["--set", "parallel.dp=2", "--set", "parallel.tp=2", "--set", "parallel.zero=3"];

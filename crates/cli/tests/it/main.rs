@@ -45,6 +45,7 @@ mod refusals;
 mod rescues;
 #[cfg(target_os = "linux")]
 mod resuming;
+mod resuming_shapes;
 mod scheduling;
 mod tracing;
 mod training;

@@ -13,7 +13,7 @@ use crate::chaos::Dice;
 use crate::command::{Done, SMALL, first_step, phalanx, under};
 
 /// Loss and gradient norm of each step, by its number.
-fn steps(done: &Done) -> BTreeMap<u64, (f64, f64)> {
+pub(crate) fn steps(done: &Done) -> BTreeMap<u64, (f64, f64)> {
     // A step that overflows has no norm.
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or(-1.0);
     let lines = done.json();
@@ -25,7 +25,7 @@ fn steps(done: &Done) -> BTreeMap<u64, (f64, f64)> {
 }
 
 /// A small run with these settings, as `name`.
-fn run(dir: &Path, name: &str, steps: usize, sets: &[&str]) -> Done {
+pub(crate) fn run(dir: &Path, name: &str, steps: usize, sets: &[&str]) -> Done {
     let more = [
         format!("run.name={name}"),
         format!("train.steps={steps}"),
@@ -40,7 +40,7 @@ fn run(dir: &Path, name: &str, steps: usize, sets: &[&str]) -> Done {
     phalanx(dir, &[&["train", "--json"], SMALL, &more]).ok()
 }
 
-fn go_on(dir: &Path, from: &str, sets: &[&str]) -> Done {
+pub(crate) fn go_on(dir: &Path, from: &str, sets: &[&str]) -> Done {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
     phalanx(dir, &[&["train", "--json", "--resume", from], &sets])
 }
@@ -100,28 +100,31 @@ const LAYOUTS: [&[&str]; 15] = [
 
 #[test]
 fn the_same_layout_goes_on_with_the_same_bits() {
-    for sets in LAYOUTS {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
-        let whole = steps(&run(dir, "whole", 7, sets));
-        let saving = [sets, &["run.checkpoint_every=3", "run.keep=9"]].concat();
-        run(dir, "a", 4, &saving);
-        let rest = go_on(dir, "runs/a", &["train.steps=7"]).ok();
-        assert_eq!(rest.json()[0], serde_json::json!({"event": "resumed", "at_step": 4}));
-        let after: BTreeMap<_, _> = whole.clone().into_iter().filter(|(s, _)| *s > 4).collect();
-        assert_eq!(steps(&rest), after, "{sets:?}");
-        assert!(weights(dir, "a") == weights(dir, "whole"), "{sets:?}");
-        // A checkpoint of before, in a folder of its own: what was saved beside a step.
-        let earlier = "runs/a/checkpoints/step-00000003";
-        let other = go_on(dir, earlier, &["train.steps=7", "run.name=b"]).ok();
-        let after: BTreeMap<_, _> = whole.into_iter().filter(|(s, _)| *s > 3).collect();
-        assert_eq!(steps(&other), after, "{sets:?}");
-        assert!(weights(dir, "b") == weights(dir, "whole"), "{sets:?}");
-        // The folder reads as if the run had never ended.
-        let metrics = fs::read_to_string(dir.join("runs/a/metrics.jsonl")).unwrap();
-        let lines = metrics.lines().filter(|line| line.starts_with("{\"step\":"));
-        assert_eq!(lines.count(), 7);
-    }
+    LAYOUTS.into_iter().for_each(goes_on_with_the_same_bits);
+}
+
+/// A run of seven steps, one that goes on after four, and one that goes on from a checkpoint beside its third.
+pub(crate) fn goes_on_with_the_same_bits(sets: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let whole = steps(&run(dir, "whole", 7, sets));
+    let saving = [sets, &["run.checkpoint_every=3", "run.keep=9"]].concat();
+    run(dir, "a", 4, &saving);
+    let rest = go_on(dir, "runs/a", &["train.steps=7"]).ok();
+    assert_eq!(rest.json()[0], serde_json::json!({"event": "resumed", "at_step": 4}));
+    let after: BTreeMap<_, _> = whole.clone().into_iter().filter(|(s, _)| *s > 4).collect();
+    assert_eq!(steps(&rest), after, "{sets:?}");
+    assert!(weights(dir, "a") == weights(dir, "whole"), "{sets:?}");
+    // A checkpoint of before, in a folder of its own: what was saved beside a step.
+    let earlier = "runs/a/checkpoints/step-00000003";
+    let other = go_on(dir, earlier, &["train.steps=7", "run.name=b"]).ok();
+    let after: BTreeMap<_, _> = whole.into_iter().filter(|(s, _)| *s > 3).collect();
+    assert_eq!(steps(&other), after, "{sets:?}");
+    assert!(weights(dir, "b") == weights(dir, "whole"), "{sets:?}");
+    // The folder reads as if the run had never ended.
+    let metrics = fs::read_to_string(dir.join("runs/a/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().filter(|line| line.starts_with("{\"step\":"));
+    assert_eq!(lines.count(), 7);
 }
 
 /// Steps that ranks take together, between steps that are saved: those that go ahead of their norms in blocks of eight, clipped

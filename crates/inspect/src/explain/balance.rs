@@ -16,6 +16,8 @@ const ROW: f64 = 26.0;
 const BAR: f64 = 18.0;
 const WIDE: f64 = 640.0;
 const PANEL: f64 = 64.0;
+/// Room for a sum at the end of a row.
+const SUM: f64 = 40.0;
 
 const WORK: &str = "#2362a5";
 const EMPTY: &str = "#eef1f4";
@@ -81,7 +83,7 @@ fn svg(panels: &[Balance], title: &str) -> String {
     let height = TOP + panels.len() as f64 * (ranks * ROW + PANEL);
     let total = |panel: &Balance| panel.steps().iter().sum::<f64>();
     let scale = WIDE / panels.iter().map(total).fold(f64::MIN_POSITIVE, f64::max);
-    let mut page = Page::new(LEFT + WIDE + 2.0 * MARGIN, height);
+    let mut page = Page::new(LEFT + WIDE + SUM + 2.0 * MARGIN, height);
     page.text((MARGIN, 30.0), 16.0, Weight::Bold, Anchor::Start, title);
     let unit = "Lengths are work, in units of (tokens of a rank)². A step ends when its busiest rank is done.";
     page.text((MARGIN, 50.0), 12.0, Weight::Soft, Anchor::Start, unit);

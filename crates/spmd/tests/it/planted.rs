@@ -2,9 +2,9 @@
 //! them within the stated number, by wrong numbers or by replicas that differ. What is told then is
 //! a small case.
 
-use phalanx_testing::Bug;
 use phalanx_testing::cases::{Chooser, Found, try_seeds};
-use phalanx_testing::checks::with_bug;
+use phalanx_testing::checks::{simulated_ring_with_bug, with_bug};
+use phalanx_testing::{Bug, RingBug};
 
 /// Every bug, within how many cases it must be found, and how many instructions the forward program
 /// of the smallest case may have.
@@ -78,6 +78,22 @@ fn every_planted_bug_is_found_and_told_as_a_small_case() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Every bug in a ring of keys is found.
+#[test]
+fn bugs_of_rings_are_found() {
+    for bug in RingBug::ALL {
+        let found = try_seeds(0..RING_SEEDS, Chooser::Partitioner, |trial| {
+            simulated_ring_with_bug(&trial.whole, &trial.parts, trial.seed, bug)
+        });
+        let found = found.expect_err(&format!("{bug:?} is not found"));
+        println!("{bug:?}: case {}, {} instructions", found.after + 1, found.ops());
+        assert!(found.ops() <= 12, "{bug:?}: {found}");
+    }
+}
+
+/// Some of so many cases have a ring.
+const RING_SEEDS: u64 = 30;
 
 /// The seed, the mesh, the program, what was asked and what was made of it.
 #[test]

@@ -74,12 +74,13 @@ pub(super) fn offset(shape: &[usize], index: &[usize]) -> usize {
     shape.iter().zip(index).fold(0, |at, (n, i)| at * n + i)
 }
 
-/// The global index of a local one.
+/// The global index of a local one, of a block that may have come from another rank.
 pub(super) fn global(ty: &TensorType, mesh: &Mesh, rank: usize, index: &[usize]) -> Vec<usize> {
     let dims = ty.layout.dims().iter().zip(ty.padded()).zip(index);
     dims.map(|((sharding, &padded), &local)| {
         let shards = mesh.count(&sharding.axes);
-        sharding.order.global(local, mesh.shard(rank, &sharding.axes), shards, padded)
+        let shard = (mesh.shard(rank, &sharding.axes) + sharding.turn) % shards;
+        sharding.order.global(local, shard, shards, padded)
     })
     .collect()
 }

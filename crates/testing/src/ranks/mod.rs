@@ -9,6 +9,7 @@ mod blocks;
 mod bugs;
 mod compute;
 mod exchange;
+mod rings;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -61,7 +62,10 @@ fn simulate(
                 let made = program.ty(instr.outputs[0]);
                 vec![Exchange { mesh, ty, made, blocks, rest, bug }.run(c)?]
             }
-            _ => compute(program, instr, &values, bug)?,
+            _ => match rings::steps(program, instr, &values) {
+                Some(results) => results,
+                None => compute(program, instr, &values, bug)?,
+            },
         };
         for (value, blocks) in instr.outputs.iter().zip(results) {
             let expected = program.ty(*value).local_shape(mesh);

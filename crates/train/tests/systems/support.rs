@@ -6,8 +6,7 @@ use phalanx_call::traffic::of_program;
 use phalanx_config::{Config, Loaded, Sources};
 use phalanx_error::Result;
 use phalanx_inspect::verify::{Verified, verify_as};
-use phalanx_ir::ops::CollectiveKind;
-use phalanx_ir::{Op, Program, ValueId};
+use phalanx_ir::Program;
 use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, plan};
 use phalanx_session::host;
 use phalanx_session::network::Network;
@@ -216,35 +215,7 @@ pub(crate) fn agrees(what: &str, loaded: &Loaded, parallel: Option<Parallel>) ->
     found
 }
 
-/// Bytes of operands of products and of attention that other ranks gave and that are on this rank at the same time.
+/// Bytes of operands of products and of attention, no vectors, that other ranks sent and that a rank has at the same time.
 pub(crate) fn foreign_at_once(program: &Program) -> usize {
-    let kinds = |kind: &CollectiveKind| {
-        matches!(
-            kind,
-            CollectiveKind::AllGather { .. }
-                | CollectiveKind::BroadcastBlock { .. }
-                | CollectiveKind::Turn { .. }
-        )
-    };
-    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
-    let last_uses = program.last_uses();
-    for (index, instr) in program.instrs().iter().enumerate() {
-        let Op::Collective(collective) = &instr.op else { continue };
-        let (value, ty) = (instr.outputs[0], program.ty(instr.outputs[0]));
-        if !kinds(&collective.kind) || ty.shape.len() < 2 {
-            continue;
-        }
-        // A started one is there until the last use of what its end gives.
-        let done = |v: ValueId| {
-            let ends = program.instrs().iter().find(|i| collective.start && i.inputs.contains(&v));
-            ends.map_or(v, |i| i.outputs[0])
-        };
-        let end = last_uses[done(value).index()].unwrap_or(index);
-        spans.push((index, end, ty.local_bytes(program.mesh())));
-    }
-    let live = |at: usize| {
-        let here = spans.iter().filter(|(start, end, _)| (*start..=*end).contains(&at));
-        here.map(|span| span.2).sum::<usize>()
-    };
-    (0..program.instrs().len()).map(live).max().unwrap_or(0)
+    phalanx_call::foreign_at_once(program, |ty| ty.shape.len() >= 2)
 }
