@@ -3,6 +3,8 @@
 # and Open MPI). Each namespace is a host with its own address; the cable between them is a veth pair.
 #
 #   cargo build --release && tools/bench/namespaces.sh --rounds 3
+#
+# With CONGESTION=reno (or another that the kernel has) both programs find that as the host's congestion control.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PHALANX=${CARGO_TARGET_DIR:-target}/release/phalanx
@@ -22,6 +24,7 @@ for pair in "$A vetha 10.213.78.1" "$B vethb 10.213.78.2"; do
   ip -n "$ns" addr add "$address/24" dev "$device"
   ip -n "$ns" link set "$device" up
   ip -n "$ns" link set lo up
+  [ -z "${CONGESTION:-}" ] || ip netns exec "$ns" sysctl -qw "net.ipv4.tcp_congestion_control=$CONGESTION"
 done
 # A remote shell that enters the namespace of an address, with a host name and a core of its own: each host would bind its
 # first rank to the first core, which is the same here.

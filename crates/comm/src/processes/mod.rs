@@ -21,6 +21,7 @@ mod launcher;
 mod line;
 mod meeting;
 mod nodelist;
+mod pace;
 mod socket;
 mod world;
 

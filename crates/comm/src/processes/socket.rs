@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use phalanx_sys::Poll;
 
+use super::pace;
 use crate::mpi::MpiStream;
 use crate::streams::Stream;
 
@@ -43,7 +44,7 @@ impl Socket {
             Address::Path(path) => Self::unix(UnixStream::connect(path)?),
             Address::Tcp(address) => {
                 let patience = patience.max(Duration::from_millis(1));
-                Self::tcp(TcpStream::connect_timeout(address, patience)?)
+                Self::tcp(pace::connect(address, patience)?)
             }
         }
     }
@@ -136,7 +137,7 @@ impl Listener {
                 Ok(Listener::Unix(listener, path.clone()))
             }
             Address::Tcp(address) => {
-                let listener = TcpListener::bind(address)?;
+                let listener = pace::listen(address)?;
                 listener.set_nonblocking(true)?;
                 Ok(Listener::Tcp(listener))
             }

@@ -65,6 +65,8 @@ pub(super) struct Open {
     pub(super) member: usize,
     pub(super) phase: Phase,
     pub(super) left: usize,
+    /// Bytes of the tail behind the data that have not been read.
+    pub(super) tail: usize,
 }
 
 /// Where data go.
@@ -111,7 +113,7 @@ impl Inbox {
                 Destination::Aside(..) => self.read_aside(open, wire),
             };
             return Ok(match self.open {
-                // The byte behind data often comes with them.
+                // The tail behind data often comes with them.
                 Some(open) if open.left == 0 && self.start < self.end => {
                     self.read_end(open, wire, calls)
                 }
@@ -156,15 +158,20 @@ impl Inbox {
         ReadResult::Data
     }
 
-    /// Reads the byte behind the data of a frame. Void data are not used; the reason follows.
+    /// Reads the tail behind the data of a frame. Void data are not used; the reason follows.
     fn read_end(&mut self, open: Open, wire: &mut Wire, calls: &mut [Outstanding]) -> ReadResult {
         if self.start == self.end
             && let Some(result) = self.fill(FRAMES, wire)
         {
             return result;
         }
-        let good = self.bytes[self.start] == GOOD;
-        self.start += 1;
+        let count = open.tail.min(self.end - self.start);
+        self.start += count;
+        if count < open.tail {
+            self.open = Some(Open { tail: open.tail - count, ..open });
+            return ReadResult::Data;
+        }
+        let good = self.bytes[self.start - 1] == GOOD;
         self.open = None;
         let early = take(&mut self.early);
         match open.to {
@@ -207,7 +214,7 @@ impl Inbox {
         ReadResult::Data
     }
 
-    /// Reads data to where they belong, with the byte and the frame behind them, but nothing of the data behind
+    /// Reads data to where they belong, with the tail and the frame behind them, but nothing of the data behind
     /// that: these would be copied once more.
     fn read_into(
         &mut self,
@@ -217,7 +224,8 @@ impl Inbox {
         wire: &mut Wire,
     ) -> ReadResult {
         let data = place.len();
-        let frame = if data == open.left { (1 + DATA_FRAME).min(self.bytes.len()) } else { 0 };
+        let frame = if data == open.left { open.tail + DATA_FRAME } else { 0 };
+        let frame = frame.min(self.bytes.len());
         let mut slices = [IoSliceMut::new(place), IoSliceMut::new(&mut self.bytes[..frame])];
         let count = match wire.read(&mut slices) {
             None => return ReadResult::Nothing,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::calls::Stage;
 use super::endpoint::Endpoint;
-use super::frame::{Frame, NONE, Phase};
+use super::frame::{Frame, NONE, Phase, tail};
 use super::lane::Announced;
 use super::link::{Destination, Last, Open, ReadResult};
 use super::region::Region;
@@ -122,7 +122,13 @@ impl Endpoint {
                     _ if waits && bytes <= SMALL => Destination::Aside(lane, sequence),
                     _ => return Err(self.broken(peer, "it sent unexpected data")),
                 };
-                self.links[peer].inbox.expect(Open { to, member, phase, left: bytes });
+                self.links[peer].inbox.expect(Open {
+                    to,
+                    member,
+                    phase,
+                    left: bytes,
+                    tail: tail(bytes),
+                });
             }
             Frame::Abort { rank, mismatch, message } => {
                 let mismatch = mismatch.and_then(|(group, sequence)| {

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Phase};
+use super::frame::{Frame, LINE, Phase, tail};
 use super::region::Region;
 use crate::communicator::Stop;
 use crate::error::Failure;
@@ -34,9 +34,12 @@ impl Stream for UnixStream {
 /// up when a rank stops.
 const FRAME_BYTES: usize = 512 << 10;
 
-/// The byte behind the data of a frame: they are what the sender gives; or it stopped, and they are not.
+/// The last byte of the tail behind data: they are what the sender gives; or it stopped, and they are not.
 pub(super) const GOOD: u8 = 0;
 const VOID: u8 = 1;
+
+/// The longest tail of good data.
+static TAIL: [u8; LINE] = [GOOD; LINE];
 
 /// How long a rank that stops tries to send the reason to ranks that do not read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -173,8 +176,10 @@ pub(super) struct Wire {
     control: Vec<u8>,
     /// How much of them has been written.
     written: usize,
-    /// Bytes of the open data frame that are still to be written behind the frames: data, and the byte behind them.
+    /// Bytes of the open data frame that are still to be written behind the frames: data, and the tail behind them.
     owed: usize,
+    /// How many of them are the tail.
+    tail: usize,
     /// Frames to write after that.
     next: Vec<u8>,
     /// Short rows that are written together.
@@ -197,6 +202,7 @@ impl Wire {
             control: Vec::new(),
             written: 0,
             owed: 0,
+            tail: 0,
             next: Vec::new(),
             packed: Vec::new(),
             asked: 0,
@@ -264,8 +270,9 @@ impl Wire {
             self.flushed = self.taken;
         }
         if let Some(block) = blocks.front_mut().filter(|_| count > frames) {
+            let before = self.owed.saturating_sub(self.tail);
             self.owed -= count - frames;
-            let bytes = count - frames - usize::from(self.owed == 0);
+            let bytes = before - self.owed.saturating_sub(self.tail);
             block.at += bytes;
             let (call, phase, all) = (block.call, block.phase, self.owed == 0 && block.left() == 0);
             tell(Written { call, phase, bytes, all });
@@ -286,7 +293,8 @@ impl Wire {
             let Outgoing { group, sequence, phase, .. } = *block;
             let bytes = block.left().min(FRAME_BYTES);
             Frame::Data { group, sequence, phase, bytes }.write(&mut self.control);
-            self.owed = bytes + 1;
+            self.tail = tail(bytes);
+            self.owed = bytes + self.tail;
         }
         !self.control.is_empty()
     }
@@ -295,7 +303,7 @@ impl Wire {
     /// or is closed.
     fn write_once(&mut self, block: Option<&Outgoing>) -> Option<usize> {
         let frames = &self.control[self.written..];
-        let left = self.owed.saturating_sub(1);
+        let left = self.owed.saturating_sub(self.tail);
         let data = match block.filter(|_| left > 0) {
             // SAFETY: the block is part of a call that has not ended: by the rules of `start` it is
             // readable and nothing writes it.
@@ -305,8 +313,8 @@ impl Wire {
             Some(block) => &NOTHING[block.at - block.region.bytes()..][..left],
             None => &[],
         };
-        let last: &[u8] = if self.owed > 0 && data.len() == left { &[GOOD] } else { &[] };
-        let slices = [frames, data, last].map(IoSlice::new);
+        let tail = if data.len() == left { &TAIL[..self.owed.min(self.tail)] } else { &[] };
+        let slices = [frames, data, tail].map(IoSlice::new);
         loop {
             match self.stream.write_vectored(&slices) {
                 Ok(count) if count > 0 => return Some(count),

@@ -9,9 +9,9 @@ use shuttle::sync::{Mutex, MutexGuard};
 use crate::streams::Stream;
 use crate::sync::Poll;
 
-/// Bytes that a queue holds: less than most frames, so that they come in pieces; or more than all
+/// Bytes that a queue holds: no whole number of frames, so that they come in pieces; or more than all
 /// frames of a program, so that a rank's words are with one rank and not yet with another.
-pub(crate) const ROOMS: [usize; 2] = [48, 4096];
+pub(crate) const ROOMS: [usize; 2] = [80, 8192];
 
 /// One end of a stream.
 pub(crate) struct Pipe {
