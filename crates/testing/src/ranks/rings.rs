@@ -15,11 +15,16 @@ pub(super) fn steps(
     instr: &Instr,
     values: &[Vec<Block>],
 ) -> Option<Vec<Vec<Block>>> {
+    let on_ranks: Vec<Vec<Block>> = (0..program.mesh().ranks())
+        .map(|rank| {
+            let blocks: Vec<&Block> =
+                instr.inputs.iter().map(|v| &values[v.index()][rank]).collect();
+            on_rank(program, instr, &blocks, rank)
+        })
+        .collect::<Option<_>>()?;
     let mut results = vec![Vec::new(); instr.outputs.len()];
-    for rank in 0..program.mesh().ranks() {
-        let blocks: Vec<&Block> = instr.inputs.iter().map(|v| &values[v.index()][rank]).collect();
-        let made = on_rank(program, instr, &blocks, rank)?;
-        results.iter_mut().zip(made).for_each(|(result, block)| result.push(block));
+    for blocks in on_ranks {
+        results.iter_mut().zip(blocks).for_each(|(result, block)| result.push(block));
     }
     Some(results)
 }
