@@ -34,6 +34,11 @@ impl Poll {
         self.streams.push(libc::pollfd { fd, events, revents: 0 });
     }
 
+    /// Whether one of the streams is ready now. What is no stream may be, so the answer is yes with it.
+    pub fn is_ready(&mut self) -> bool {
+        self.pause.is_some() || self.ask(0) > 0
+    }
+
     /// Waits until one of the streams is ready, for at most this time. It may return early without
     /// a reason: check again.
     pub fn wait(&mut self, timeout: Duration) {
@@ -42,15 +47,20 @@ impl Poll {
             Some(_) => 0,
             None => timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32,
         };
-        let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
-        // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.
-        // Failures mean that there is nothing to wait for, which callers detect themselves.
-        let ready = unsafe { libc::poll(list, count, milliseconds) };
+        let ready = self.ask(milliseconds);
         match self.pause.map(|pause| pause.min(timeout)) {
             Some(pause) if ready <= 0 && !pause.is_zero() => std::thread::sleep(pause),
             Some(_) => std::thread::yield_now(),
             None => {}
         }
+    }
+
+    /// How many streams are ready, within at most this time; a negative number if that cannot be told.
+    fn ask(&mut self, milliseconds: i32) -> i32 {
+        let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
+        // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.
+        // Failures mean that there is nothing to wait for, which callers detect themselves.
+        unsafe { libc::poll(list, count, milliseconds) }
     }
 }
 
@@ -67,8 +77,9 @@ mod tests {
         let mut poll = Poll::default();
         poll.add(&other, false);
         poll.wait(Duration::from_millis(1));
-        assert_eq!(poll.streams[0].revents, 0);
+        assert_eq!((poll.streams[0].revents, poll.is_ready()), (0, false));
         one.write_all(&[1]).unwrap();
+        assert!(poll.is_ready());
         poll.wait(Duration::from_secs(60));
         assert_ne!(poll.streams[0].revents & libc::POLLIN, 0);
         poll.clear();

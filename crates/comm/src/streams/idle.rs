@@ -52,10 +52,7 @@ impl Endpoint {
             // What is on its way comes soon; a rank that sleeps would notice it late.
             if TIMED && self.spins && since.elapsed() < LOOKING {
                 looked = true;
-                match since.elapsed() < AT_HAND {
-                    true => relax(),
-                    false => yield_now(),
-                }
+                self.look(since);
                 continue;
             }
             if std::mem::take(&mut looked) {
@@ -85,6 +82,22 @@ impl Endpoint {
         doubt.since.elapsed() < self.options.timeout
             && call.stage == Stage::Arrive
             && lane.group.ranks().iter().enumerate().any(silent)
+    }
+
+    /// Looks, for a short time, until a stream can be read or written. It asks the kernel, and does not try to read: a
+    /// read locks its connection, and what comes meanwhile waits for the lock.
+    fn look(&mut self, since: Instant) {
+        let mut poll = std::mem::take(&mut self.poll);
+        poll.clear();
+        self.watch(&mut poll);
+        while !poll.is_ready() && self.shared.failure().is_none() {
+            match since.elapsed() {
+                time if time < AT_HAND => relax(),
+                time if time < LOOKING => yield_now(),
+                _ => break,
+            }
+        }
+        self.poll = poll;
     }
 
     /// Sleeps until a stream can be read or written.
