@@ -90,11 +90,14 @@ impl Endpoint {
         let mut poll = std::mem::take(&mut self.poll);
         poll.clear();
         self.watch(&mut poll);
-        while !poll.is_ready() && self.shared.failure().is_none() {
+        loop {
             match since.elapsed() {
                 time if time < AT_HAND => relax(),
                 time if time < LOOKING => yield_now(),
                 _ => break,
+            }
+            if poll.is_ready() || self.shared.failure().is_some() {
+                break;
             }
         }
         self.poll = poll;
