@@ -86,14 +86,32 @@ impl Folder {
 /// The newest checkpoint of a run that is whole: the one that `latest` names, or else the one of the
 /// latest step. Unfinished and damaged ones are passed over.
 pub fn newest(root: &Path) -> Option<PathBuf> {
-    let whole = |path: &PathBuf| Checkpoint::open(path).is_ok();
+    newest_and_damaged(root).0
+}
+
+/// The same, with what is wrong with those that were passed over.
+pub fn newest_and_damaged(root: &Path) -> (Option<PathBuf>, Vec<Error>) {
     let named = fs::read_to_string(root.join(LATEST)).ok();
     let named = named.map(|name| root.join(name.trim_end())).filter(|path| step_of(path).is_some());
-    named.filter(whole).or_else(|| {
-        let mut all = list(root);
-        all.sort();
-        all.into_iter().rev().map(|(_, _, path)| path).find(whole)
-    })
+    if let Some(whole) = named.filter(|path| Checkpoint::open(path).is_ok()) {
+        return (Some(whole), Vec::new());
+    }
+    let (mut all, mut damaged) = (list(root), Vec::new());
+    all.sort();
+    for (.., path) in all.into_iter().rev() {
+        match Checkpoint::open(&path) {
+            Ok(_) => return (Some(path), damaged),
+            Err(error) => damaged.push(error),
+        }
+    }
+    (None, damaged)
+}
+
+/// The last checkpoint of the same run before this one, whether it is whole or not.
+pub(crate) fn before(path: &Path) -> Option<PathBuf> {
+    let (root, step) = (path.parent()?, step_of(path)?);
+    let earlier = list(root).into_iter().filter(|(other, own, _)| *own && *other < step);
+    earlier.max().map(|(.., path)| path)
 }
 
 /// The checkpoints of a run: step, whether it is the one of that name, and path.
@@ -110,7 +128,8 @@ fn list(root: &Path) -> Vec<(u64, bool, PathBuf)> {
     described.collect()
 }
 
-/// Removes old checkpoints; what cannot be removed stays.
+/// Removes old checkpoints, and what runs that were killed have left of unfinished ones; what cannot be
+/// removed stays.
 fn prune(root: &Path, step: u64, keep: usize) {
     let mut all = list(root);
     all.sort();
@@ -119,6 +138,13 @@ fn prune(root: &Path, step: u64, keep: usize) {
         let wanted = own && other <= step && kept < keep.max(1);
         kept += usize::from(wanted);
         if !wanted {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+    let entries = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in entries {
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(TEMPORARY));
+        if name.and_then(parse).is_some_and(|other| other <= step) {
             let _ = fs::remove_dir_all(path);
         }
     }

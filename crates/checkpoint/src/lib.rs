@@ -21,7 +21,7 @@ mod storage;
 mod writer;
 
 pub use entry::{FULL, LOWER, ParamBlock, SavedEntry, StoredRun, UPPER};
-pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest};
+pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest, newest_and_damaged};
 pub use header::{Header, PlacedEntry};
 pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedRecord};
 pub use reader::{Checked, Checkpoint};

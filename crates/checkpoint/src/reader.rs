@@ -12,7 +12,7 @@ use phalanx_ir::{DType, halves};
 
 use crate::entry::{FULL, LOWER, UPPER};
 
-use crate::folder::MANIFEST;
+use crate::folder::{MANIFEST, before};
 use crate::header::{Header, PlacedEntry};
 use crate::manifest::{FORMAT, FileSummary, Manifest, Piece};
 use crate::storage::{FileSource, FromStart};
@@ -326,7 +326,8 @@ impl Checkpoint {
     }
 
     fn unreadable(&self, name: &str, error: &io::Error) -> Error {
-        Error::refused(with_remedy(Problem::io("cannot read", &self.path.join(name), error)))
+        let problem = Problem::io("cannot read", &self.path.join(name), error);
+        Error::refused(with_remedy(&self.path, problem))
     }
 
     fn missing(&self, param: &str, kind: &str, at: usize) -> Error {
@@ -350,8 +351,9 @@ impl Checkpoint {
 
 fn read_manifest(path: &Path) -> Result<Manifest> {
     let file = path.join(MANIFEST);
-    let text = std::fs::read_to_string(&file)
-        .map_err(|error| Error::refused(with_remedy(Problem::io("cannot read", &file, &error))))?;
+    let text = std::fs::read_to_string(&file).map_err(|error| {
+        Error::refused(with_remedy(path, Problem::io("cannot read", &file, &error)))
+    })?;
     let manifest: Manifest = serde_json::from_str(&text)
         .map_err(|error| damaged(path, &format!("its {MANIFEST} cannot be parsed: {error}")))?;
     if manifest.format != FORMAT {
@@ -364,8 +366,9 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
 
 fn open_file(path: &Path, summary: &FileSummary) -> Result<Box<dyn FileSource>> {
     let place = path.join(&summary.name);
-    let told =
-        |error: io::Error| Error::refused(with_remedy(Problem::io("cannot read", &place, &error)));
+    let told = |error: io::Error| {
+        Error::refused(with_remedy(path, Problem::io("cannot read", &place, &error)))
+    };
     let plain =
         Path::new(&summary.name).components().count() == 1 && !summary.name.starts_with('.');
     if !plain {
@@ -388,7 +391,7 @@ fn read_header(
     let mut file = FromStart { source, at: 0, end: summary.bytes };
     let (header, data) = Header::read(&mut file).map_err(|error| {
         let problem = Problem::io("cannot read", &path.join(&summary.name), &error);
-        Error::refused(with_remedy(problem))
+        Error::refused(with_remedy(path, problem))
     })?;
     match data + header.data as u64 == summary.bytes {
         true => Ok((header, data)),
@@ -398,11 +401,17 @@ fn read_header(
 
 fn damaged(path: &Path, what: &str) -> Error {
     let problem = Problem::new(format!("the checkpoint {} is damaged", path.display()));
-    Error::refused(with_remedy(problem.because(what)))
+    Error::refused(with_remedy(path, problem.because(what)))
 }
 
-fn with_remedy(problem: Problem) -> Problem {
-    problem.fix("take another checkpoint of the run, such as the one before it")
+/// What to do about a checkpoint that cannot be used.
+fn with_remedy(path: &Path, problem: Problem) -> Problem {
+    match before(path) {
+        Some(other) => {
+            problem.fix(format!("take another checkpoint of the run, such as {}", other.display()))
+        }
+        None => problem.fix("take another checkpoint of the run: there is none before it"),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

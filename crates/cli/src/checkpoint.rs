@@ -13,13 +13,24 @@ use crate::out;
 
 /// Carries out a subcommand.
 pub(crate) fn run(command: &CheckpointCommand) -> Result<()> {
-    let open = |dir: &Path| -> Result<Checkpoint> { Ok(Resume::in_folder(dir)?.checkpoint) };
+    let open = |dir: &Path| -> Result<Checkpoint> {
+        let found = Resume::in_folder(dir)?;
+        found.notes().iter().for_each(|note| out::error(&format!("note: {note}")));
+        Ok(found.checkpoint)
+    };
     match command {
         CheckpointCommand::Show { dir, json } => {
             show(&open(dir)?, *json);
             Ok(())
         }
-        CheckpointCommand::Check { dir, json } => check(&open(dir)?, *json),
+        CheckpointCommand::Check { dir, json } => {
+            // Who asks about a run wants to know of all that is damaged, not only what is left.
+            let Resume { checkpoint, damaged, .. } = Resume::in_folder(dir)?;
+            match damaged.into_iter().next() {
+                None => check(&checkpoint, *json),
+                Some(error) => Err(error),
+            }
+        }
         CheckpointCommand::Convert { dir, to } => {
             convert(open(dir)?, &to.out, to.dtype.into(), to.json)
         }

@@ -134,6 +134,12 @@ pub enum EngineError {
         /// The reason.
         why: String,
     },
+    /// A copy to the disk that failed.
+    #[error("{why}")]
+    Disk {
+        /// The file, and what happened.
+        why: String,
+    },
     /// A call that failed while it ran.
     #[error("program `{program}`: {why}")]
     Failed {

@@ -1,8 +1,9 @@
 //! Checkpoints of a trainer: where they go, and where a training goes on.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use phalanx_checkpoint::{Checkpoint, FULL, newest};
+use phalanx_checkpoint::{Checkpoint, FULL, newest_and_damaged};
 use phalanx_error::Result;
 use phalanx_ir::Model;
 use phalanx_session::{Settings, again, job};
@@ -15,6 +16,13 @@ const KEEP: usize = 3;
 
 /// How many times a launcher starts the program again after a rank was lost.
 const RESTARTS: u64 = 10;
+
+/// The checkpoint, after people were told once which later ones cannot be used.
+fn told(resumed: Resume) -> Result<Option<Checkpoint>> {
+    let notes = resumed.notes().into_iter().filter(|_| !job::is_later_rank());
+    notes.for_each(|note| drop(writeln!(std::io::stderr(), "note: {note}")));
+    Ok(Some(resumed.checkpoint))
+}
 
 /// What a trainer was told about checkpoints.
 #[derive(Clone, Debug, Default)]
@@ -38,12 +46,12 @@ impl CheckpointPlan {
         let Some(asked) = &self.resume else { return Ok(None) };
         let latest = asked.as_os_str() == "latest" && !asked.exists();
         match (latest, &self.every) {
-            (false, _) => Ok(Some(Resume::in_folder(asked)?.checkpoint)),
+            (false, _) => told(Resume::in_folder(asked)?),
             (true, None) => Err(Mistake::NoCheckpointFolder.into()),
             // The first start of a program that goes on whenever it is started again.
-            (true, Some((_, folder))) => match newest(&folder.join(CHECKPOINTS)) {
-                None => Ok(None),
-                Some(path) => Ok(Some(Checkpoint::open(&path)?)),
+            (true, Some((_, folder))) => match newest_and_damaged(&folder.join(CHECKPOINTS)) {
+                (None, damaged) if damaged.is_empty() => Ok(None),
+                _ => told(Resume::in_folder(folder)?),
             },
         }
     }

@@ -88,11 +88,21 @@ pub struct Checkpoints {
 struct Pending {
     step: u64,
     /// The folder of a checkpoint, in the process that commits it.
-    folder: Option<Folder>,
+    folder: Option<Attempt>,
     is_checkpoint: bool,
     is_copy: bool,
     /// The numbers that the state has beside parameters.
     scalars: BTreeMap<String, f64>,
+}
+
+/// The folder of a checkpoint that is being written. If nothing comes of it, because the disk is full for
+/// example, its files make room for others.
+struct Attempt(Folder);
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.0.discard();
+    }
 }
 
 impl Checkpoints {
@@ -167,7 +177,7 @@ impl Checkpoints {
         session: &mut Session,
         step: u64,
         is_checkpoint: bool,
-    ) -> Result<(Option<Folder>, Option<PathBuf>)> {
+    ) -> Result<(Option<Attempt>, Option<PathBuf>)> {
         if !is_checkpoint {
             return Ok((None, None));
         }
@@ -180,7 +190,7 @@ impl Checkpoints {
         if place.is_empty() {
             return Err(job::reported_by_first("the folder of a checkpoint could not be made"));
         }
-        Ok((folder, Some(PathBuf::from(OsString::from_vec(place)))))
+        Ok((folder.map(Attempt), Some(PathBuf::from(OsString::from_vec(place)))))
     }
 
     /// Waits for what is being written, and makes it known.
@@ -198,7 +208,7 @@ impl Checkpoints {
         let Some(folder) = folder else { return Ok(None) };
         let bytes = disk.iter().map(|file| file.bytes).sum();
         let Saving { config, keep, .. } = &self.saving;
-        let path = folder.commit(&self.manifest(step, disk, scalars), config, *keep)?;
+        let path = folder.0.commit(&self.manifest(step, disk, scalars), config, *keep)?;
         Ok(Some(CommittedCheckpoint { step, path, bytes }))
     }
 

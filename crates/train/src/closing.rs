@@ -1,7 +1,7 @@
 //! What is said when a run has ended.
 
-use phalanx_config::{Config, ModelKind};
-use phalanx_error::counted;
+use phalanx_config::{Config, Loaded, ModelKind};
+use phalanx_error::{Error, Problem, counted};
 use phalanx_inspect::trace::Written;
 
 use crate::metrics::{Summary, Taken};
@@ -82,6 +82,27 @@ pub(crate) fn next(summary: &Summary, exports: bool) -> Vec<String> {
     let own = "      phalanx train --set data.kind=text --set data.path=FILE  (your own text)";
     lines.extend(summary.entropy_floor.map(|_| own.to_owned()));
     lines
+}
+
+/// The error of a run that the user stopped, and whose last checkpoint may have failed.
+pub(crate) fn stopped_early(loaded: &Loaded, summary: &Summary, unsaved: Option<Error>) -> Problem {
+    let (taken, steps) = (summary.steps, loaded.config.train.steps);
+    let dir = summary.run_dir.clone().unwrap_or_default();
+    let problem = Problem::new(format!("stopped on request after step {taken} of {steps}"))
+        .because(format!("its weights are in {dir}, as if the run had ended there"));
+    match unsaved {
+        Some(error) => error
+            .problems()
+            .iter()
+            .fold(problem, |told, why| told.because(format!("no checkpoint: {}", why.message))),
+        None if loaded.config.run.saves() => problem.because(format!(
+            "next: phalanx train --resume {dir} goes on with it; or phalanx eval --model run:{dir}"
+        )),
+        None => problem.because(format!(
+            "next: phalanx eval --model run:{dir}; or a new run from these weights, with a new \
+             optimizer: --set model.from=run:{dir}"
+        )),
+    }
 }
 
 /// Where a trace is, and what to do with it.

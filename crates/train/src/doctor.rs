@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use phalanx_checkpoint::{Checkpoint, newest};
+use phalanx_checkpoint::{Checkpoint, newest_and_damaged};
 use phalanx_comm::FlightRecorder;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_recovery::{Life, RankSight, blame};
@@ -14,6 +14,7 @@ use phalanx_session::launch::{FLIGHT, JOB, report, sights};
 use phalanx_sys::process::{exists, is_stopped};
 use serde_json::{Value, json};
 
+use crate::resume::shortly;
 use crate::rundir::{CONFIG, METRICS};
 
 /// A run at work does something at least this often, or it is worth a look.
@@ -37,7 +38,8 @@ pub fn examine(run: &Path) -> Result<Examination> {
         return Err(Error::refused(problem.fix("give a folder such as runs/NAME")));
     }
     let (steps, ended) = progress(run);
-    let checkpoint = newest(&run.join(CHECKPOINTS)).and_then(|path| Checkpoint::open(&path).ok());
+    let (newest, damaged) = newest_and_damaged(&run.join(CHECKPOINTS));
+    let checkpoint = newest.and_then(|path| Checkpoint::open(&path).ok());
     let checkpoint = checkpoint.map(|checkpoint| checkpoint.manifest().step);
     let saved = match checkpoint {
         Some(step) => format!("its newest whole checkpoint is after step {step}"),
@@ -52,6 +54,7 @@ pub fn examine(run: &Path) -> Result<Examination> {
         }
     };
     lines.push(state);
+    lines.extend(damaged.iter().map(shortly));
     if !alive && !ended && checkpoint.is_some() {
         lines.push(format!("to go on: phalanx train --resume {}", run.display()));
     }

@@ -48,6 +48,14 @@ impl OuterJob {
         fs::File::create(run.join(STARTED_BY))?.write_all(job.name.as_bytes())
     }
 
+    /// Whether the job of this process was started again and has begun the run in this folder.
+    pub(crate) fn is_again(run: &Path) -> bool {
+        let own = Self::find().filter(|job| job.before > 0);
+        own.is_some_and(|job| {
+            fs::read_to_string(run.join(STARTED_BY)).is_ok_and(|by| by == job.name)
+        })
+    }
+
     /// The last run that the job has begun.
     fn run(&self, runs: &Path) -> Option<PathBuf> {
         let folders = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use phalanx_checkpoint::{Checkpoint, LATEST, MANIFEST, newest};
+use phalanx_checkpoint::{Checkpoint, LATEST, MANIFEST, newest_and_damaged};
 use phalanx_config::Sources;
 use phalanx_error::{Error, Problem, Result};
 
@@ -18,6 +18,8 @@ pub struct Resume {
     pub checkpoint: Checkpoint,
     /// The run's folder, if the checkpoint lies in one.
     pub run: Option<PathBuf>,
+    /// What is wrong with later checkpoints of the run, which cannot be used.
+    pub damaged: Vec<Error>,
 }
 
 impl Resume {
@@ -33,12 +35,14 @@ impl Resume {
     /// The newest whole checkpoint in a run's folder, or the checkpoint that this folder is.
     pub fn in_folder(run: &Path) -> Result<Self> {
         let run = run.to_path_buf();
-        let checkpoint = if run.join(MANIFEST).exists() {
-            run.clone()
-        } else {
-            newest(&run.join(CHECKPOINTS)).ok_or_else(|| none_in(&run))?
+        let (path, damaged) = match run.join(MANIFEST).exists() {
+            true => (Some(run.clone()), Vec::new()),
+            false => newest_and_damaged(&run.join(CHECKPOINTS)),
         };
-        let checkpoint = Checkpoint::open(&checkpoint)?;
+        let Some(path) = path else {
+            return Err(damaged.iter().fold(none_in(&run), |told, why| told.because(shortly(why))));
+        };
+        let checkpoint = Checkpoint::open(&path)?;
         let path = fs::canonicalize(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().into());
         let home = path.parent().filter(|root| root.ends_with(CHECKPOINTS));
         let home = home.and_then(Path::parent).filter(|home| home.join(CONFIG).is_file());
@@ -47,7 +51,14 @@ impl Resume {
             true => run,
             false => home.to_path_buf(),
         });
-        Ok(Self { checkpoint, run })
+        Ok(Self { checkpoint, run, damaged })
+    }
+
+    /// That later checkpoints of the run are not used, and why: a line each, for people.
+    pub fn notes(&self) -> Vec<String> {
+        let used = self.checkpoint.path().display();
+        let told = |error: &Error| format!("{}; {used} is used instead", shortly(error));
+        self.damaged.iter().map(told).collect()
     }
 
     /// The settings of the run, below those that are given.
@@ -79,6 +90,12 @@ impl Resume {
     pub fn steps(&self) -> u64 {
         self.checkpoint.manifest().step
     }
+}
+
+/// What is wrong with a checkpoint, in a line.
+pub(crate) fn shortly(error: &Error) -> String {
+    let Some(problem) = error.problems().first() else { return String::new() };
+    [std::slice::from_ref(&problem.message), &problem.because].concat().join(": ")
 }
 
 /// The run that wrote the newest checkpoint.

@@ -50,7 +50,8 @@ impl Restart {
                 again.folder.as_deref().map(Resume::in_folder).transpose()?
             }
             StartPoint::Copies(step) => {
-                Some(Resume { checkpoint: again::open_copy(step)?, run: again.folder.clone() })
+                let (checkpoint, run) = (again::open_copy(step)?, again.folder.clone());
+                Some(Resume { checkpoint, run, damaged: Vec::new() })
             }
             StartPoint::Beginning | StartPoint::Memory(_) => None,
         };

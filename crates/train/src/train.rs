@@ -17,14 +17,15 @@ use crate::checkpoints::{Checkpoints, RunFacts};
 use crate::metrics::{LossPlot, MoeLine, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, GpuPeak, Report};
+use crate::requeued::OuterJob;
 use crate::resume::Resume;
 use crate::rundir::RunDir;
 use crate::start::{Restart, Start};
 use crate::steps::{TrainedStep, take_blocks};
 use evaluation::evaluated;
 use phalanx_bench::floor::{self, Effort};
-use phalanx_config::{DeviceKind, Loaded};
-use phalanx_error::{Error, Problem, Result};
+use phalanx_config::{DeviceKind, Loaded, RunName};
+use phalanx_error::{Error, Result};
 use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_ir::DType;
@@ -140,7 +141,7 @@ fn run(
         // More requests may be on their way, and must not end the process before it has said why.
         std::mem::forget(listening);
         return Err(match first {
-            true => Error::failed(stopped_early(loaded, &summary)),
+            true => Error::failed(crate::closing::stopped_early(loaded, &summary, saved.err())),
             false => job::reported_by_first("stopped on request"),
         });
     }
@@ -424,23 +425,14 @@ fn allow_restarts(loaded: &Loaded, folder: Option<&Path>, first: (u64, u64)) {
 /// The folder of a run: a new one, or that of the run that goes on, with its earlier steps.
 fn open_folder(loaded: &Loaded, resumed: Option<&Resume>) -> Result<(RunDir, Vec<Step>)> {
     let own = resumed.and_then(|resumed| resumed.run.as_deref());
-    let name = loaded.config.run.name.as_ref().map(|name| name.as_str());
-    let named =
-        |run: &&Path| name.is_none_or(|name| run.file_name().is_some_and(|own| own == name));
+    // A name that the run itself has kept asks for nothing: its folder may have got another one.
+    let name = loaded.config.run.name.as_ref().filter(|_| loaded.by_user("run.name"));
+    let named = |run: &&Path| {
+        let is_own = |name: &RunName| run.file_name().is_some_and(|own| own == name.as_str());
+        name.is_none_or(is_own) || OuterJob::is_again(run)
+    };
     match (own.filter(named), resumed) {
         (Some(run), Some(resumed)) => RunDir::reopen(run, loaded, resumed.steps()),
         _ => Ok((RunDir::create(loaded)?, Vec::new())),
     }
-}
-
-/// The error of a run that the user stopped.
-fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
-    let (taken, steps) = (summary.steps, loaded.config.train.steps);
-    let dir = summary.run_dir.clone().unwrap_or_default();
-    Problem::new(format!("stopped on request after step {taken} of {steps}"))
-        .because(format!("its weights are in {dir}, as if the run had ended there"))
-        .because(format!(
-            "next: phalanx eval --model run:{dir}; or a new run from these weights, with a new \
-             optimizer: --set model.from=run:{dir}"
-        ))
 }

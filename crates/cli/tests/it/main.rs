@@ -7,6 +7,8 @@ mod benchmarks;
 mod chaos;
 mod command;
 mod composed;
+#[cfg(target_os = "linux")]
+mod damaged;
 mod documents;
 mod evaluating;
 mod explaining;

@@ -350,11 +350,15 @@ fn a_job_that_is_started_again_goes_on_from_its_newest_checkpoint() {
             assert!(output.status.success(), "{err}");
             (String::from_utf8(output.stdout).unwrap(), err)
         };
+        // The name is taken, so the run gets another one.
+        let folder = |after: &str| dir.join(format!("runs/job{number}{after}"));
+        fs::create_dir_all(folder("")).unwrap();
         let (first, _) = start("0", "train.steps=4");
         assert!(first.starts_with("{\"step\":1,"), "{first}");
         let (again, err) = start("1", "train.steps=6");
         assert!(again.starts_with("{\"event\":\"resumed\",\"at_step\":4}"), "{again}");
         assert!(err.contains("was started again: runs/job"), "{err}");
+        assert!(folder("-2").is_dir() && !folder("-3").exists());
         // Another job has another run, although it was started again, too.
         let other = phalanx(dir, &[&["train", "--json"], SMALL, &["--set", "train.steps=1"]]).ok();
         assert!(other.out.starts_with("{\"step\":1,"), "{}", other.out);
@@ -362,34 +366,14 @@ fn a_job_that_is_started_again_goes_on_from_its_newest_checkpoint() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named_and_the_one_before_it_is_used() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    run(dir, "a", 6, &["run.checkpoint_every=2"]);
-    let newest = dir.join("runs/a/checkpoints/step-00000006/rank-0000.safetensors");
-    let mut bytes = fs::read(&newest).unwrap();
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    fs::write(&newest, &bytes).unwrap();
-    phalanx(dir, &[&["checkpoint", "check", "runs/a"]]).refused(&["have changed", "rank-0000"]);
-    go_on(dir, "runs/a", &["train.steps=7"]).refused(&["have changed", "take another checkpoint"]);
-    fs::write(&newest, &bytes[..last]).unwrap();
-    let rest = go_on(dir, "runs/a", &["train.steps=7", "run.name=b"]).ok();
-    assert_eq!(rest.json()[0]["at_step"], 4);
-}
-
-#[test]
-fn a_disk_without_room_fails_the_run_and_keeps_the_checkpoint_before() {
+fn a_run_goes_on_in_its_own_folder_whatever_that_is_called_now() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     run(dir, "a", 2, &["run.checkpoint_every=2"]);
-    let more = ["train", "--resume", "runs/a", "--set", "train.steps=6"];
-    // Files may have 30 KiB: metrics fit, checkpoints do not.
-    let done = under(dir, "ulimit -f 30", &[&more]);
-    assert_eq!(done.code, 1, "{}", done.err);
-    assert!(done.err.contains("step-00000004.tmp/rank-0000.safetensors"), "{}", done.err);
-    let rest = go_on(dir, "runs/a", &["train.steps=4"]).ok();
-    assert_eq!(rest.json()[0]["at_step"], 2);
+    fs::rename(dir.join("runs/a"), dir.join("runs/best")).unwrap();
+    go_on(dir, "runs/best", &["train.steps=4"]).ok();
+    assert_eq!(fs::read_dir(dir.join("runs")).unwrap().count(), 1);
+    assert!(dir.join("runs/best/checkpoints/step-00000004").is_dir());
 }
 
 #[test]

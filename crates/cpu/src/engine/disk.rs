@@ -136,7 +136,7 @@ impl Drop for Writer {
 }
 
 fn failed(why: String) -> EngineError {
-    EngineError::Failed { program: "copy to the disk".to_owned(), why }
+    EngineError::Disk { why }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

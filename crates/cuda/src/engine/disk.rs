@@ -17,7 +17,7 @@ impl CudaEngine {
                 let store = store.ok_or_else(|| failed("no store is mounted".to_owned()))?;
                 let mut bytes = vec![0; from.bytes];
                 self.arenas.read(&self.stream, from, &mut bytes)?;
-                store.write(into.offset, &bytes).map_err(failed)
+                store.write(into.offset, &bytes).map_err(|why| EngineError::Disk { why })
             }
             // SAFETY: both places are this call's to use in the order of the stream.
             _ => unsafe { self.arenas.copy(&self.stream, from, into, label) },

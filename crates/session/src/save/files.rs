@@ -105,7 +105,9 @@ impl RankFile {
             Some(Some(place)) => {
                 let written = self.writer.write(*place, bytes);
                 written.map_err(|error| {
-                    Problem::io("cannot write", self.writer.path(), &error).to_string()
+                    let problem = Problem::io("cannot write", self.writer.path(), &error);
+                    let remedy = problem.remedy.map(|remedy| format!("\n  {remedy}"));
+                    problem.message + &remedy.unwrap_or_default()
                 })
             }
             None => Err(format!("nothing is saved at byte {at}")),

@@ -66,10 +66,12 @@ impl Run<'_> {
     }
 
     /// What a reader wants to know of the checkpoint that a run goes on from.
-    fn going_on(&self, Resume { checkpoint, .. }: &Resume) -> Vec<String> {
+    fn going_on(&self, resumed: &Resume) -> Vec<String> {
+        let checkpoint = &resumed.checkpoint;
         let manifest = checkpoint.manifest();
         let (step, path) = (manifest.step, checkpoint.path().display());
         let mut lines = vec![format!("resume after step {step}, from {path}")];
+        lines.extend(resumed.notes().iter().map(|note| format!("note   {note}")));
         let now = self.corpus.describe();
         if manifest.corpus != now {
             lines.push(format!("note   the data were {}", manifest.corpus));
