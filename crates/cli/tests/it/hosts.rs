@@ -50,7 +50,10 @@ fn a_bad_file_of_hosts_is_refused_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     for (hosts, words) in [
         ("a\nb slots=many\n", ["hosts, line 2: slots=many is not a number of ranks", "1 or more"]),
-        ("a slots=1\n", ["1 hosts have 1 slots together, but there are 2 ranks", "fewer ranks"]),
+        (
+            "a slots=1\n",
+            ["2 ranks need as many slots, and all hosts together have 1", "fewer ranks"],
+        ),
         ("a\n-oProxyCommand=x\n", ["hosts, line 2", "is not the name of a host"]),
     ] {
         prepare(dir.path(), hosts);
@@ -72,6 +75,25 @@ fn a_host_that_is_not_reached_is_named() {
     assert_eq!(done.code, 1, "{}", done.err);
     assert!(done.err.contains("the remote shell did not reach far"), "{}", done.err);
     assert!(done.err.contains("ssh far true"), "{}", done.err);
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_remote_shell_that_says_nothing_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    prepare(dir.path(), TWO_HOSTS);
+    let launch = ["launch", "-n", "2", "--hosts", "hosts", "--rsh", "false", "--", "train"];
+    let done = phalanx(dir.path(), &[&launch, TINY, &sets("parallel.dp=2")]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    let said = "the remote shell to 127.0.0.1 ended with exit code 1 before an agent was there";
+    assert!(done.err.contains(said), "{}", done.err);
+    // One that hangs is named while it is waited for.
+    let hang = "#!/bin/sh\nhost=$1\nshift\n[ $host != localhost ] || exec sleep 8\nsh -c \"$*\"\n";
+    std::fs::write(dir.path().join("rsh"), hang).unwrap();
+    let start = Instant::now();
+    let done = phalanx(dir.path(), &[LAUNCH, &["--", "train"], TINY, &sets("parallel.dp=2")]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(done.err.contains("note: no agent has come from localhost yet"), "{}", done.err);
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 

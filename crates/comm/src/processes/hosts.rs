@@ -103,9 +103,9 @@ impl ListedHost {
         if slots < ranks {
             let (problem, fix) = match hosts.len() {
                 0 => ("no host is listed".to_owned(), "write a host on each line: name slots=4"),
-                count => (
+                _ => (
                     format!(
-                        "{count} hosts have {slots} slots together, but there are {ranks} ranks"
+                        "{ranks} ranks need as many slots, and all hosts together have {slots}"
                     ),
                     "add hosts or slots, or start fewer ranks",
                 ),
@@ -215,7 +215,7 @@ mod tests {
     fn what_is_wrong_has_its_line() {
         for (text, line, problem) in [
             ("", None, "no host is listed"),
-            ("a\nb slots=2", None, "2 hosts have 3 slots together, but there are 4 ranks"),
+            ("a\nb slots=2", None, "4 ranks need as many slots, and all hosts together have 3"),
             ("a slots=2\n\na slots=2", Some(3), "a is on line 1 already"),
             ("a\nb slots=x", Some(2), "slots=x is not a number of ranks"),
             ("a slots=0", Some(1), "slots=0 is not a number of ranks"),

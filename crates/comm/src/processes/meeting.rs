@@ -29,6 +29,9 @@ const LATE: Duration = Duration::from_millis(500);
 /// How long a process waits before it says what for.
 const NOTICE: Duration = Duration::from_secs(5);
 
+/// What to do about two processes with one rank: they may also belong to two jobs.
+const SAME_RANK: &str = "give every process its own RANK, and every job on these hosts its own MASTER_PORT or PHALANX_TOKEN";
+
 /// Rank 0 at the meeting.
 pub(super) struct Host<'a> {
     pub(super) me: &'a Environment,
@@ -166,7 +169,7 @@ impl Host<'_> {
             let ranks = self.me.ranks;
             let problem = format!("two processes say that they are rank {rank} of {ranks}");
             Line::new(socket).send(&Note::Refused(problem.clone()));
-            return Err(meeting_error(problem, "give every process its own RANK"));
+            return Err(meeting_error(problem, SAME_RANK));
         }
         addresses[rank] = match (socket.ends(), &self.me.meet) {
             (Some((seen, _)), _) => Some(Address::Tcp(SocketAddr::new(seen, hello.port))),
@@ -300,7 +303,7 @@ impl Guest<'_> {
                         return Err(CommError::Aborted(Failure { rank: 0, message }));
                     }
                     Some(Note::Ended(problem)) => {
-                        return Err(meeting_error(problem, "give every process its own RANK"));
+                        return Err(meeting_error(problem, SAME_RANK));
                     }
                     // Not rank 0 of this job. Where there are several ports, it has another one.
                     Some(_) if addresses.len() == 1 => return Err(self.other_job(address)),

@@ -15,12 +15,13 @@ use phalanx_sys::process::Signal;
 
 use super::frame::{HeldVersion, HostStart, Order, Told, origin_numbers};
 use super::link::Link;
-use super::remote::{RemoteShell, remote_outcome};
+use super::remote::{RemoteShell, shell_ended};
 use crate::copies::newest_whole;
 use crate::launch::{Crew, Epoch};
 
 /// How long a host may take to come, and to say what it has left.
 const COMING: Duration = Duration::from_secs(60);
+const COMING_NOTICE: Duration = Duration::from_secs(5);
 const COMING_AGAIN: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -131,16 +132,17 @@ impl HostCrew {
         Self { hosts, shell, newcomers, capacity, port, epoch, ranks, ended, codes }
     }
 
-    /// Lets as many hosts come as the ranks need, in their order. Gives the exit code of an agent that
-    /// could not and has said why.
+    /// Lets as many hosts come as the ranks need, in their order. Gives an exit code if
+    /// one cannot, and that was told.
     pub(super) fn come(&mut self) -> Result<Option<u8>> {
         let needed = fill_slots(self.hosts.iter().map(|host| host.slots), self.capacity);
         for at in (0..needed.len()).filter(|&at| !needed[at].is_empty()) {
             self.start_agent(at)?;
         }
-        let start = Instant::now();
+        let (start, mut told) = (Instant::now(), false);
         loop {
             self.listen(None);
+            let late = !told && start.elapsed() > COMING_NOTICE;
             for at in (0..needed.len()).filter(|&at| !needed[at].is_empty()) {
                 let host = &mut self.hosts[at];
                 if host.is_there() {
@@ -152,10 +154,18 @@ impl HostCrew {
                 }
                 let ended = host.shell.as_mut().and_then(|shell| shell.try_wait().ok().flatten());
                 if let Some(status) = ended {
-                    return remote_outcome(&host.name, status.code()).map(Some);
+                    return Err(shell_ended(&host.name, status.code()));
+                }
+                let name = &host.name;
+                if late {
+                    told = true;
+                    tell(&format!(
+                        "no agent has come from {name} yet: see what the remote shell does there; it \
+                         has {} s in all",
+                        COMING.as_secs()
+                    ));
                 }
                 if start.elapsed() > COMING {
-                    let name = &host.name;
                     let problem =
                         Problem::new(format!("no agent has come from {name} within 60 s"));
                     return Err(Error::failed(problem.fix("see what the remote shell does there")));

@@ -97,23 +97,26 @@ fn quoted(word: &OsStr) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// How a job ends whose remote shell to a host has ended before an agent was there.
-pub(super) fn remote_outcome(host: &str, code: Option<i32>) -> Result<u8> {
-    match code {
-        Some(UNREACHED) => Err(Error::failed(
-            Problem::new(format!("the remote shell did not reach {host}"))
-                .because("what it said is above")
-                .fix(format!(
-                    "try `ssh {host} true`: it must work without a password; --rsh names another shell"
-                )),
-        )),
-        Some(127 | 126) => Err(Error::failed(
-            Problem::new(format!("{host} cannot run this program"))
-                .fix("install it there under the same path, or use a file system that all hosts share"),
-        )),
-        // The agent has said why.
-        code => Ok(code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code > 0).unwrap_or(1)),
-    }
+/// Why a job ends whose remote shell to a host has ended before an agent was there.
+pub(super) fn shell_ended(host: &str, code: Option<i32>) -> Error {
+    Error::failed(match code {
+        Some(UNREACHED) => Problem::new(format!("the remote shell did not reach {host}"))
+            .because("what it said is above")
+            .fix(format!(
+                "try `ssh {host} true`: it must work without a password; --rsh names another shell"
+            )),
+        Some(127 | 126) => Problem::new(format!("{host} cannot run this program"))
+            .fix("install it there under the same path, or use a file system that all hosts share"),
+        code => {
+            let how =
+                code.map_or("by a signal".to_owned(), |code| format!("with exit code {code}"));
+            Problem::new(format!(
+                "the remote shell to {host} ended {how} before an agent was there"
+            ))
+            .because("what it or the agent said is above, if anything")
+            .fix("see whether it runs a command there: it gets the host and one command line")
+        }
+    })
 }
 
 #[cfg(test)]
