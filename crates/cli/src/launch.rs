@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use phalanx::config::{Loaded, RankKind};
+use phalanx::config::{Loaded, RankKind, closest};
 use phalanx::error::{Error, Problem, Result};
 use phalanx::session::hosts::{Agent, HostShare, launch_on_hosts};
 use phalanx::session::{job, launch};
@@ -28,6 +28,11 @@ pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
     let wait = loaded.as_ref().map_or(job::TIMEOUT, timeout);
     let kind = loaded.as_ref().map_or(RankKind::Threads, |loaded| loaded.config.run.ranks);
     let chosen = loaded.as_ref().is_ok_and(|loaded| loaded.by_user("run.ranks"));
+    if let (Ok(loaded), Some(processes)) = (&loaded, job::launched()) {
+        if chosen && matches!(kind, RankKind::Threads | RankKind::Mpi) {
+            return contradicts(loaded, processes);
+        }
+    }
     if kind == RankKind::Threads && chosen {
         job::stay_alone();
         return Ok(Begun::Here(Box::new(loaded?)));
@@ -62,6 +67,27 @@ pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
             Err(Error::refused(loaded.located("run.ranks", problem)))
         }
         _ => Ok(Begun::Here(Box::new(loaded))),
+    }
+}
+
+/// Refuses, in one of these processes, a kind of ranks that does not fit how they were started.
+fn contradicts(loaded: &Loaded, processes: usize) -> Result<Begun> {
+    let kind = loaded.config.run.ranks;
+    let why = match kind {
+        RankKind::Mpi => "the MPI library knows only processes that its mpirun has started",
+        _ => "each of them would be a run of its own",
+    };
+    let problem = Problem::new(format!(
+        "run.ranks = \"{kind}\", but phalanx has launched {processes} processes"
+    ));
+    let problem = problem.because(why).fix(match kind {
+        RankKind::Mpi => format!("mpirun -n {processes} phalanx …, or leave run.ranks out"),
+        _ => "leave run.ranks out, or start the command without phalanx launch".to_owned(),
+    });
+    let error = Error::refused(loaded.located("run.ranks", problem));
+    match job::is_later_rank() {
+        true => Ok(Begun::Done(error.exit_code())),
+        false => Err(error),
     }
 }
 
@@ -101,18 +127,22 @@ pub(crate) fn program(exec: bool, words: &[OsString]) -> Result<launch::Launched
         let (file, args) = (first.clone(), rest.to_vec());
         return Ok(launch::Launched { file, args, is_own: false });
     }
-    let known: Vec<String> =
-        Args::command().get_subcommands().map(|own| own.get_name().to_owned()).collect();
-    match known.iter().any(|name| *first == **name) && first != "launch" && first != "agent" {
+    let starters = ["launch", "agent"];
+    let all = Args::command();
+    let names = all.get_subcommands().map(|own| own.get_name().to_owned());
+    let known: Vec<String> = names.filter(|name| !starters.contains(&&**name)).collect();
+    match known.iter().any(|name| *first == **name) {
         true => launch::this_program(words),
         false => {
             let first = first.to_string_lossy();
+            let near = closest(&first, known.iter().map(String::as_str));
             let problem =
                 Problem::new(format!("`{first}` is not a command that phalanx can launch"))
                     .because(format!("commands: {}", known.join(", ")));
-            Err(Error::refused(
-                problem.fix("for another program: phalanx launch -n N --exec PROGRAM …"),
-            ))
+            Err(Error::refused(match near {
+                Some(near) => problem.guess(format!("`{near}`")),
+                None => problem.fix("for another program: phalanx launch -n N --exec PROGRAM …"),
+            }))
         }
     }
 }

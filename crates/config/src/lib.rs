@@ -47,6 +47,7 @@ pub use precision::{FloatKind, LossScale, MasterKind, PrecisionConfig};
 pub use run::{CpuUnitKind, CpuUnits, DeviceKind, RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
+pub use suggest::closest;
 pub use sync::{SyncKind, SyncMomentum};
 pub use tensor::TensorShape;
 pub use train::{RecomputeKind, TrainConfig};
@@ -128,6 +129,13 @@ impl Loaded {
         self.given.get(key).is_some_and(|given| given.by_user)
     }
 
+    /// The configuration as a run's folder keeps it: paths are absolute, and what ranks are is left out
+    /// where nobody asked for it, because whatever starts the run again says it.
+    pub fn to_keep(&self) -> String {
+        let open = self.config.run.ranks == RankKind::Threads && !self.by_user("run.ranks");
+        self.config.anchored().toml_of(|key| !(open && key == "run.ranks"))
+    }
+
     /// A problem with the value of `key`, and the place where it was written.
     pub fn problem(&self, key: &str, message: impl Into<String>) -> Problem {
         self.located(key, Problem::new(message))
@@ -157,8 +165,12 @@ impl Config {
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
     pub fn to_toml(&self) -> String {
+        self.toml_of(|_| true)
+    }
+
+    fn toml_of(&self, keeps: impl Fn(&str) -> bool) -> String {
         let (mut text, mut last) = (String::new(), "");
-        for (key, value) in self.written() {
+        for (key, value) in self.written().into_iter().filter(|(key, _)| keeps(key)) {
             let (section, field) = key.split_once('.').unwrap_or(("", key));
             if section != last {
                 let gap = if text.is_empty() { "" } else { "\n" };

@@ -93,10 +93,7 @@ const LONGEST_WORD: usize = 64;
 
 /// The candidate nearest to `word`, unless more than a third of the word would have to change, or
 /// more than one letter of a short word: most short words are two letters from some other.
-pub(crate) fn closest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     // No name is that long, and comparing takes time and memory.
     if letters > LONGEST_WORD {

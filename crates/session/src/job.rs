@@ -150,6 +150,11 @@ pub fn cores() -> usize {
     spread.map_or(own, |(ranks, here)| own * ranks / here.max(1))
 }
 
+/// How many processes `phalanx launch` or `phalanx agent` has started, if this is one of several.
+pub fn launched() -> Option<usize> {
+    environment().ok().flatten().filter(|own| own.launched).map(|own| own.ranks)
+}
+
 /// Whether variables say that this process is a rank other than 0.
 pub fn is_later_rank() -> bool {
     Environment::place(&|name| std::env::var(name).ok()).is_some_and(|(_, rank, _)| rank > 0)

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 /// Whether requests are passed on to other processes.
 static PASSING: AtomicBool = AtomicBool::new(false);
+/// Whether the last request was Ctrl-C itself.
+static BY_KEYS: AtomicBool = AtomicBool::new(false);
 /// Files that are being written.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,6 +43,12 @@ pub fn listen_for_others() -> Listening {
 /// How many times the user has asked to stop.
 pub fn requests() -> usize {
     ASKED.load(Relaxed)
+}
+
+/// Whether the last request was Ctrl-C itself (SIGINT), which processes in the background of a shell ignore,
+/// and not one of the other signals.
+pub fn by_keys() -> bool {
+    BY_KEYS.load(Relaxed)
 }
 
 /// Whether the user has asked to stop.
@@ -77,7 +85,7 @@ pub fn survive_file_limit() {
 
 #[cfg(unix)]
 mod system {
-    use super::{ASKED, PASSING, Relaxed, WRITING};
+    use super::{ASKED, BY_KEYS, PASSING, Relaxed, WRITING};
 
     const SIGNALS: [libc::c_int; 5] =
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGXCPU];
@@ -114,6 +122,7 @@ mod system {
     }
 
     extern "C" fn on_signal(signal: libc::c_int) {
+        BY_KEYS.store(signal == libc::SIGINT, Relaxed);
         if !matches!(signal, libc::SIGINT | libc::SIGTERM) {
             ASKED.fetch_max(1, Relaxed);
             return;

@@ -73,7 +73,7 @@ impl RunDir {
         let metrics = File::options().append(true).create_new(true).open(&file);
         let metrics = metrics.map_err(|e| SysError::on_file(&file, "creating it", e))?;
         let folder = File::open(path).map_err(|e| SysError::on_file(path, "opening it", e))?;
-        let config = loaded.config.anchored().to_toml();
+        let config = loaded.to_keep();
         let path = path.to_path_buf();
         let home = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
         let run = RunDir { path, home, folder, config, metrics, broken: false };
@@ -96,7 +96,7 @@ impl RunDir {
         write_atomic(&file, |out| out.write_all(kept.as_bytes()))?;
         let metrics = File::options().append(true).open(&file).map_err(told)?;
         let folder = File::open(path).map_err(told)?;
-        let config = loaded.config.anchored().to_toml();
+        let config = loaded.to_keep();
         let home = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let path = path.to_path_buf();
         let run = Self { path, home, folder, config, metrics, broken: false };

@@ -114,6 +114,23 @@ fn a_command_may_start_its_own_processes_and_trace_them() {
     }
 }
 
+/// The configuration that a run leaves says nothing of how its ranks were started, unless the user did.
+#[test]
+fn the_configuration_of_a_run_can_be_launched() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = sets("train.steps=1 run.name=a");
+    let launch: &[&str] = &["launch", "-n", "2", "--", "train"];
+    phalanx(dir.path(), &[&["train"], TINY, TWO, &steps]).ok();
+    let again = ["runs/a/config.toml", "--json"];
+    let done = phalanx(dir.path(), &[launch, &again, &sets("run.name=b")]).ok();
+    assert_eq!(done.json().iter().filter(|line| line["step"] == 1).count(), 1, "{}", done.out);
+    assert_eq!(std::fs::read_dir(dir.path().join("runs")).unwrap().count(), 2);
+    let asked = sets("run.name=c run.ranks=processes train.steps=1");
+    phalanx(dir.path(), &[&["train"], TINY, TWO, &asked]).ok();
+    let kept = std::fs::read_to_string(dir.path().join("runs/c/config.toml")).unwrap();
+    assert!(kept.contains("ranks = \"processes\""), "{kept}");
+}
+
 #[test]
 fn commands_of_one_process_are_done_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,6 +165,11 @@ fn refusals_are_told_once() {
     );
     once(&[&["train"], TINY, TWO, &["--set", "run.ranks=env"]], &["no variable says which rank"]);
     once(&[&["launch", "-n", "2", "--", "fly"]], &["`fly` is not a command", "--exec"]);
+    once(&[&["launch", "-n", "2", "--", "trian"]], &["`trian` is not", "did you mean `train`?"]);
+    for kind in ["run.ranks=threads", "run.ranks=mpi"] {
+        let said = ["but phalanx has launched 2 processes", "leave run.ranks out"];
+        once(&[launch, TINY, TWO, &["--set", kind]], &said);
+    }
     once(&[&["launch", "-n", "2", "--exec", "/no/such"]], &["cannot start /no/such"]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -161,6 +183,10 @@ fn another_program_gets_its_rank_and_its_failure_is_named() {
     lines.sort_unstable();
     assert_eq!((done.code, &lines[..]), (1, &["0 of 3", "1 of 3", "2 of 3"][..]));
     assert!(done.err.contains("rank 1 of 3 ended with exit code 7"), "{}", done.err);
+    // Who has to be told to end is not the one to look at.
+    let script = "[ $RANK != 1 ] || exit 7; exec sleep 600";
+    let done = phalanx(dir.path(), &[&["launch", "-n", "2", "--exec", "sh", "-c", script]]);
+    assert_eq!(done.err.trim(), "error: rank 1 of 2 ended with exit code 7: sh");
 }
 
 /// A long run of two processes after its first step.
@@ -236,6 +262,26 @@ fn a_request_to_stop_reaches_all_and_weights_are_kept() {
         eval.ok();
         std::fs::remove_dir_all(dir.path().join("runs")).unwrap();
     }
+}
+
+/// A shell lets what it starts in the background ignore Ctrl-C. What a batch system sends must reach its
+/// ranks all the same.
+#[test]
+fn a_run_in_the_background_of_a_script_stops_when_it_is_asked_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Command::new("sh");
+    let script = "trap '' INT; exec \"$0\" \"$@\"";
+    run.current_dir(dir.path()).args(["-c", script, env!("CARGO_BIN_EXE_phalanx")]);
+    run.args(["launch", "-n", "2", "--", "train"]).args(TINY).args(TWO);
+    run.args(sets("train.steps=100000 run.name=a run.checkpoint_every=100000"));
+    let (launcher, out) = first_step(&mut run);
+    let run = Long { launcher, out };
+    kill("-INT", &run.launcher.id().to_string());
+    kill("-TERM", &run.launcher.id().to_string());
+    let (code, _, err) = run.end();
+    assert_eq!(code, Some(1), "{err}");
+    assert_eq!(err.matches("stopped on request after step").count(), 1, "{err}");
+    assert!(err.contains("next: phalanx train --resume runs/a"), "{err}");
 }
 
 #[test]

@@ -145,7 +145,13 @@ impl<'a> JobLoop<'a> {
     /// One look at everything.
     fn look(&mut self) {
         let epoch = self.coordinator.epoch();
+        let urged = self.ending.is_some_and(|since| since.elapsed() > GRACE);
         for (rank, end) in self.crew.look(&self.recorder) {
+            // A rank that was told to end behind one that has failed is not lost.
+            let end = match end {
+                ProcessEnd::Killed(how) if urged && how == "SIGTERM" => ProcessEnd::Well,
+                end => end,
+            };
             if self.lost.is_none() && !matches!(end, ProcessEnd::Well | ProcessEnd::Failed(_)) {
                 self.note_loss(rank, &end);
             }
@@ -153,7 +159,11 @@ impl<'a> JobLoop<'a> {
         }
         if interrupt::requests() > self.passed {
             self.passed += 1;
-            self.crew.send(Signal::Interrupt);
+            // Processes in the background of a script ignore SIGINT, whoever sends it.
+            self.crew.send(match interrupt::by_keys() {
+                true => Signal::Interrupt,
+                false => Signal::Terminate,
+            });
             self.on(JobEvent::StopAsked);
         }
         match self.ending.map(|since| since.elapsed()) {

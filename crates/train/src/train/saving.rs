@@ -93,6 +93,6 @@ pub(super) fn saving(loaded: &Loaded, run: Option<&Path>) -> Saving {
             .then(|| Duration::from_secs(60 * config.checkpoint_minutes as u64)),
         keep: config.keep.get(),
         copy_every: config.copy_every,
-        config: loaded.config.anchored().to_toml(),
+        config: loaded.to_keep(),
     }
 }
