@@ -28,10 +28,9 @@ pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
     let wait = loaded.as_ref().map_or(job::TIMEOUT, timeout);
     let kind = loaded.as_ref().map_or(RankKind::Threads, |loaded| loaded.config.run.ranks);
     let chosen = loaded.as_ref().is_ok_and(|loaded| loaded.by_user("run.ranks"));
-    if let (Ok(loaded), Some(processes)) = (&loaded, job::launched()) {
-        if chosen && matches!(kind, RankKind::Threads | RankKind::Mpi) {
-            return contradicts(loaded, processes);
-        }
+    let other = chosen && matches!(kind, RankKind::Threads | RankKind::Mpi);
+    if let (true, Ok(loaded), Some(processes)) = (other, &loaded, job::launched()) {
+        return contradicts(loaded, processes);
     }
     if kind == RankKind::Threads && chosen {
         job::stay_alone();

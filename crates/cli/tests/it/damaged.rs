@@ -53,9 +53,9 @@ fn a_disk_without_room_fails_the_run_and_keeps_the_checkpoint_before() {
     assert!(done.err.contains("step-00000004.tmp/rank-0000.safetensors"), "{}", done.err);
     assert_eq!(done.err.matches("error:").count(), 1, "{}", done.err);
     // What did not fit makes room again.
-    let left =
+    let mut left =
         fs::read_dir(dir.join("runs/a/checkpoints")).unwrap().map(|e| e.unwrap().file_name());
-    assert!(left.into_iter().all(|name| !name.to_string_lossy().ends_with(".tmp")));
+    assert!(left.all(|name| !name.to_string_lossy().ends_with(".tmp")));
     let rest = go_on(dir, "runs/a", &["train.steps=4"]).ok();
     assert_eq!(rest.json()[0]["at_step"], 2);
 }
