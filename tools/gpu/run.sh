@@ -97,9 +97,10 @@ layouts() {
   verify "tp 2, sp" parallel.tp=2 parallel.sp=true
   verify "cp 2" parallel.cp=2
   for zero in 1 2 3; do verify "dp 2, ZeRO-$zero" parallel.dp=2 parallel.zero=$zero; done
-  for schedule in naive gpipe 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v; do
+  for schedule in naive gpipe vectorised 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v; do
     verify "pp 2, $schedule" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
   done
+  verify "pp 2, vectorised, twice around, ZeRO-3" parallel.pp=2 parallel.chunks=2 parallel.dp=2 parallel.zero=3 train.microbatches=4 model.layers=4 parallel.schedule=vectorised
   verify "tp 2, dp 2, pp 2" parallel.tp=2 parallel.dp=2 parallel.pp=2 train.microbatches=4
   for order in block zigzag striped; do
     verify "ring attention, cp 4, $order" parallel.cp=4 parallel.cp_kind=ring parallel.cp_order=$order

@@ -296,8 +296,8 @@ pub(crate) enum Bench {
 /// A pipeline schedule, and the times that it is simulated with.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
-    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v,
-    /// bpipe, zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
+    /// naive, gpipe, vectorised, 1f1b, interleaved, breadth-first, zb-h1, zb-h2,
+    /// zb-v, bpipe, zb-auto, v-half, v-min, chimera, dualpipe, pipedream, pipedream-2bw, or csv:FILE.
     #[arg(required_unless_present_any = ["compare", "plan"])]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).

@@ -165,7 +165,7 @@ impl Wanted {
         let microbatches = asked.microbatches.or(table.map(Schedule::microbatches));
         let mut shape =
             ScheduleShape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
-        if !self.compared || takes_chunks(named) {
+        if !self.compared || named.takes_chunks() {
             shape.chunks = asked.chunks;
         }
         if !self.compared || named == NamedSchedule::OneFOneB {
@@ -190,10 +190,6 @@ impl Wanted {
     }
 }
 
-fn takes_chunks(named: NamedSchedule) -> bool {
-    matches!(named, NamedSchedule::Interleaved | NamedSchedule::BreadthFirst)
-}
-
 /// Refuses settings that none of the schedules uses.
 fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
     // A schedule that was not named by `--compare` takes all settings, or refuses them itself.
@@ -210,7 +206,7 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
         Err(Error::refused(Problem::new(what).because(why).fix(fix)))
     };
     match asked.chunks {
-        Some(v) if !by(&|named| takes_chunks(named) || named.usual_chunks() == v) => refuse(
+        Some(v) if !by(&|named| named.takes_chunks() || named.usual_chunks() == v) => refuse(
             "chunks",
             v.to_string(),
             "a table states which chunks each stage group holds, and most schedules have a fixed \
@@ -298,6 +294,7 @@ struct Numbers<'a> {
     span: f64,
     bubble_ideal: f64,
     bubble_total: f64,
+    work: f64,
     peak_in_flight: &'a [usize],
     peak_until_w: &'a [usize],
     weight_versions: &'a [usize],
@@ -318,6 +315,7 @@ impl<'a> Numbers<'a> {
             span: timeline.span,
             bubble_ideal: timeline.bubble_ideal,
             bubble_total: timeline.bubble_total,
+            work: schedule.work(),
             peak_in_flight: &timeline.peak_in_flight,
             peak_until_w: &timeline.peak_until_w,
             weight_versions: &timeline.weight_versions,

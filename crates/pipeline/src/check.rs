@@ -1,8 +1,8 @@
 //! Checks that lists of turns do all work exactly once.
 //!
 //! On every stage each micro-batch has exactly one F, one B and one W, in one stage group, in that
-//! order, all with the same version of the weights, and in one replica of the model. Every error
-//! names the change that would fix it.
+//! order, all with the same version of the weights, and in one replica of the model. Empty micro-batches
+//! have all three or none on a stage. Every error names the change that would fix it.
 
 use std::collections::HashSet;
 
@@ -31,9 +31,18 @@ pub(crate) fn listed(turns: &[Vec<Turn>], written: Written<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The micro-batches that turns may name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Numbers {
+    /// Those of a step, from 0.
+    pub(crate) real: usize,
+    /// Those after them that are empty: turns that compute on zeros.
+    pub(crate) empty: usize,
+}
+
 /// Finds where every phase of every micro-batch runs.
 pub(crate) fn complete(
-    microbatches: usize,
+    numbers: Numbers,
     placement: &Placement,
     turns: &[Vec<Turn>],
     written: Written<'_>,
@@ -45,19 +54,19 @@ pub(crate) fn complete(
             help: format!("give {}, one for each stage group", counted(stage_groups, "list")),
         });
     }
-    if microbatches == 0 {
+    if numbers.real == 0 {
         return Err(PipelineError::Shape {
             what: "0 micro-batches".to_owned(),
             why: "a step needs at least one micro-batch".to_owned(),
             nearest: "1 micro-batch".to_owned(),
         });
     }
-    Check { microbatches, placement, turns, written }.index()
+    Check { numbers, placement, turns, written }.index()
 }
 
 /// The input of the check.
 struct Check<'a> {
-    microbatches: usize,
+    numbers: Numbers,
     placement: &'a Placement,
     turns: &'a [Vec<Turn>],
     written: Written<'a>,
@@ -68,10 +77,11 @@ type Done = [Option<At>; 3];
 
 impl Check<'_> {
     fn index(&self) -> Result<Index> {
-        let (stages, microbatches) = (self.placement.stages(), self.microbatches);
-        if stages.saturating_mul(microbatches) > self.turns.iter().map(Vec::len).sum() {
+        let (stages, Numbers { real, empty }) = (self.placement.stages(), self.numbers);
+        if stages.saturating_mul(real) > self.turns.iter().map(Vec::len).sum() {
             return Err(self.first_missing());
         }
+        let microbatches = real + empty;
         let mut places: Vec<Done> = vec![[None; 3]; stages.saturating_mul(microbatches)];
         let mut replicas: Vec<Option<usize>> = vec![None; microbatches];
         for (stage_group, list) in self.turns.iter().enumerate() {
@@ -86,7 +96,8 @@ impl Check<'_> {
             }
         }
         let whole = |(cell, done): (usize, &Done)| match done {
-            [Some(f), Some(b), Some(w)] => Ok([*f, *b, *w]),
+            [Some(f), Some(b), Some(w)] => Ok(Some([*f, *b, *w])),
+            [None, None, None] if cell % microbatches >= real => Ok(None),
             _ => {
                 let (stage, microbatch) = (cell / microbatches, cell % microbatches);
                 let held = HeldStage { stage, replica: replicas[microbatch].unwrap_or(0) };
@@ -101,10 +112,10 @@ impl Check<'_> {
     fn legal(&self, at: At, turn: &Turn) -> Result<HeldStage> {
         let Turn { microbatch, chunk, .. } = *turn;
         let refuse = |why: &str, help: String| Err(self.wrong(at, turn, why, help));
-        if microbatch >= self.microbatches {
+        if microbatch >= self.numbers.real + self.numbers.empty {
             let why = format!(
                 "there is no micro-batch {microbatch}, only 0 to {}",
-                self.microbatches - 1
+                self.numbers.real - 1
             );
             let more = microbatch.saturating_add(1);
             return refuse(&why, format!("usual fix: leave it out, or {more} micro-batches"));
@@ -216,7 +227,7 @@ impl Check<'_> {
         };
         let worked: HashSet<(usize, usize)> =
             self.turns.iter().enumerate().flat_map(worked).collect();
-        let cells = |s| (0..self.microbatches).map(move |m| (s, m));
+        let cells = |s| (0..self.numbers.real).map(move |m| (s, m));
         let mut cells = (0..self.placement.stages()).flat_map(cells);
         let (stage, microbatch) = cells.find(|cell| !worked.contains(cell)).unwrap_or_default();
         self.missing(HeldStage { stage, replica: 0 }, microbatch, &[None; 3])
@@ -242,7 +253,7 @@ impl Check<'_> {
                 ("W", Some(b), help)
             }
         };
-        let (stage, last) = (held.stage, self.microbatches - 1);
+        let (stage, last) = (held.stage, self.numbers.real - 1);
         let help = format!("usual fix: {help}");
         let error =
             PipelineError::Missing { stage, stage_group, chunk, phase, microbatch, last, help };

@@ -10,7 +10,8 @@
 //! runs them; rows of different groups may be mixed. The first line names the columns, in any
 //! order. `stage_group`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
 //! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. `pair` is 1 where a turn and the next one of its stage
-//! group are a pair, else 0; the column is written if there are pairs. `round`, the same in all rows, is how many
+//! group are a pair, else 0; the column is written if there are pairs. `empty` is 1 where a turn computes on zeros, under a
+//! number of its own from the last micro-batch's on, else 0; it is written if there are such turns. `round`, the same in all rows, is how many
 //! micro-batches one update takes; without it weights are updated once, at the end. With it a version counts the updates
 //! from the start of the step, and is negative for those before it. Blank lines and lines that
 //! start with `#` are ignored. The table is checked when it is read.
@@ -20,6 +21,7 @@ use std::fmt::Write;
 
 use phalanx_script::Part;
 
+use crate::check::Numbers;
 use crate::error::{PipelineError, Result};
 use crate::flow::At;
 use crate::placement::{HeldStage, Placement};
@@ -29,8 +31,18 @@ use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
 
-const COLUMNS: [&str; 9] =
-    ["device", "part", "microbatch", "chunk", "stage", "replica", "version", "round", "pair"];
+const COLUMNS: [&str; 10] = [
+    "device",
+    "part",
+    "microbatch",
+    "chunk",
+    "stage",
+    "replica",
+    "version",
+    "round",
+    "pair",
+    "empty",
+];
 const NEEDED: [&str; 3] = ["device", "part", "microbatch"];
 const PARTS: [Part; 5] = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
 
@@ -40,6 +52,7 @@ pub fn write(schedule: &Schedule) -> String {
     let written = |name: &&&str| match **name {
         "pair" => pairs,
         "round" => updates.is_some(),
+        "empty" => schedule.has_empty(),
         _ => true,
     };
     let mut table = COLUMNS.iter().filter(written).copied().collect::<Vec<_>>().join(",") + "\n";
@@ -54,10 +67,12 @@ pub fn write(schedule: &Schedule) -> String {
             Some(own) => write!(table, ",{},{}", own.version(stage, microbatch), own.round),
             None => write!(table, ",{version}"),
         };
-        let _ = match pairs {
-            true => writeln!(table, ",{}", u8::from(schedule.is_first(at))),
-            false => writeln!(table),
-        };
+        let flags =
+            [(pairs, schedule.is_first(at)), (schedule.has_empty(), schedule.is_empty(&turn))];
+        for (_, flag) in flags.into_iter().filter(|(written, _)| *written) {
+            let _ = write!(table, ",{}", u8::from(flag));
+        }
+        table.push('\n');
     }
     table
 }
@@ -80,9 +95,8 @@ pub fn decode(bytes: &[u8]) -> Result<&str> {
 /// The schedule that a table describes, with this name.
 pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let rows = rows(text)?;
-    let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
-    let (stage_groups, microbatches) =
-        (count(|row| row.stage_group), count(|row| row.turn.microbatch));
+    let stage_groups = rows.iter().map(|row| row.stage_group + 1).max().unwrap_or(0);
+    let numbers = numbers(&rows)?;
     let (mut turns, mut lines) = (vec![Vec::new(); stage_groups], vec![Vec::new(); stage_groups]);
     let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
     let (mut pairs, mut reads) = (BTreeSet::new(), Vec::new());
@@ -125,7 +139,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         chunks[stage_group].push(found);
     }
     let written = Written::Table(&lines);
-    let schedule = Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)?;
+    let schedule = Schedule::numbered(name, numbers, Placement::new(chunks)?, turns, written)?;
     let schedule = match round(&rows)? {
         None => schedule,
         Some(round) => {
@@ -134,6 +148,27 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         }
     };
     if pairs.is_empty() { Ok(schedule) } else { schedule.in_pairs(pairs) }
+}
+
+/// How many micro-batches there are, and how many numbers of empty ones after them.
+fn numbers(rows: &[Row]) -> Result<Numbers> {
+    let numbers = |empty: bool| {
+        rows.iter().filter(move |row| row.empty == empty).map(|row| row.turn.microbatch)
+    };
+    let end = |empty: bool| numbers(empty).max().map_or(0, |most| most + 1);
+    let real = end(false);
+    let mixed = rows.iter().find(|row| row.empty && row.turn.microbatch < real);
+    match mixed {
+        None => Ok(Numbers { real, empty: end(true).saturating_sub(real) }),
+        Some(row) => refuse(
+            row.line,
+            format!("micro-batch {} is empty here, but not elsewhere", row.turn.microbatch),
+            format!(
+                "empty ones are counted after all others\n  nearest that work: {real} or above, or \
+                 empty 0"
+            ),
+        ),
+    }
 }
 
 /// How many micro-batches one update takes, if the table says so.
@@ -165,6 +200,8 @@ struct Row {
     round: Option<usize>,
     /// Whether it and the next turn of its stage group are a pair.
     pair: bool,
+    /// Whether it computes on zeros.
+    empty: bool,
 }
 
 fn rows(text: &str) -> Result<Vec<Row>> {
@@ -258,8 +295,9 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
     };
     let round = number("round")?;
     let (stage_group, stage) = (number("device")?.unwrap_or(0), number("stage")?);
-    let (replica, pair) = (number("replica")?.unwrap_or(0), number("pair")?.unwrap_or(0) > 0);
-    Ok(Row { line, stage_group, stage, replica, turn, version, round, pair })
+    let replica = number("replica")?.unwrap_or(0);
+    let [pair, empty] = [number("pair")?, number("empty")?].map(|flag| flag.unwrap_or(0) > 0);
+    Ok(Row { line, stage_group, stage, replica, turn, version, round, pair, empty })
 }
 
 fn words(held: HeldStage) -> String {

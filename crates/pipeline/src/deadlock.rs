@@ -141,6 +141,7 @@ impl Waits {
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
     use super::*;
+    use crate::check::Numbers;
     use crate::placement::Placement;
     use crate::turn::{b, fwd, w};
 
@@ -174,8 +175,10 @@ mod tests {
                 }
                 turns.push(list);
             }
+            let numbers = Numbers { real: m, empty: 0 };
             let schedule =
-                Schedule::complete("test", m, placement.unwrap(), turns, Written::Lists).unwrap();
+                Schedule::complete("test", numbers, placement.unwrap(), turns, Written::Lists)
+                    .unwrap();
             let cycle = cycle(&Waits::new(&schedule).on);
             assert_eq!(passes(&schedule), cycle.is_none(), "{schedule}");
             *if cycle.is_none() { &mut passed } else { &mut stuck } += 1;

@@ -62,8 +62,14 @@ impl Move {
         let list = &mut lists[self.turn.stage_group];
         let turn = list.remove(self.turn.index);
         list.insert(self.to.index, turn);
-        let (m, placement) = (schedule.microbatches(), schedule.placement().clone());
-        let moved = Schedule::complete(schedule.name(), m, placement, lists, Written::Lists);
+        let placement = schedule.placement().clone();
+        let moved = Schedule::complete(
+            schedule.name(),
+            schedule.numbers(),
+            placement,
+            lists,
+            Written::Lists,
+        );
         moved.is_ok_and(|moved| passes(&moved))
     }
 }

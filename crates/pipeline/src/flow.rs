@@ -3,7 +3,8 @@
 //!
 //! The forward of a stage needs the forward of the stage before; the backward needs the forward of its
 //! own stage and the backward of the stage after; the weights' gradient needs the backward. A part
-//! that does several of these at once needs what each of them needs.
+//! that does several of these at once needs what each of them needs. Where a micro-batch does not go through the
+//! stage before or after, because it is empty, there is nothing to wait for.
 
 use phalanx_script::Part;
 
@@ -83,21 +84,21 @@ impl Phase {
     }
 }
 
-/// Where every phase of every micro-batch runs: by stage, micro-batch and phase.
+/// Where every phase of every micro-batch runs: by stage, micro-batch and phase. Empty ones run on some stages.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Index {
-    places: Vec<[At; 3]>,
+    places: Vec<Option<[At; 3]>>,
     microbatches: usize,
     stages: usize,
 }
 
 impl Index {
-    pub(crate) fn new(places: Vec<[At; 3]>, microbatches: usize, stages: usize) -> Self {
+    pub(crate) fn new(places: Vec<Option<[At; 3]>>, microbatches: usize, stages: usize) -> Self {
         Index { places, microbatches, stages }
     }
 
-    fn at(&self, stage: usize, microbatch: usize, phase: Phase) -> At {
-        self.places[stage * self.microbatches + microbatch][phase as usize]
+    fn at(&self, stage: usize, microbatch: usize, phase: Phase) -> Option<At> {
+        self.places[stage * self.microbatches + microbatch].map(|places| places[phase as usize])
     }
 
     /// The turns that a turn with this part waits for, itself not included, with the direction if
@@ -108,21 +109,24 @@ impl Index {
         stage: usize,
         microbatch: usize,
     ) -> impl Iterator<Item = (At, Option<Direction>)> + '_ {
-        let own = move |phase| Some((self.at(stage, microbatch, phase), None));
+        let own = move |phase| Some((self.at(stage, microbatch, phase)?, None));
+        let other = move |stage, phase, direction| {
+            Some((self.at(stage, microbatch, phase)?, Some(direction)))
+        };
         Phase::of(part)
             .iter()
             .flat_map(move |phase| match phase {
                 Phase::F => [
-                    stage.checked_sub(1).map(|before| {
-                        (self.at(before, microbatch, Phase::F), Some(Direction::Forward))
-                    }),
+                    stage
+                        .checked_sub(1)
+                        .and_then(|before| other(before, Phase::F, Direction::Forward)),
                     None,
                 ],
                 Phase::B => [
                     own(Phase::F),
-                    (stage + 1 < self.stages).then(|| {
-                        (self.at(stage + 1, microbatch, Phase::B), Some(Direction::Backward))
-                    }),
+                    (stage + 1 < self.stages)
+                        .then(|| other(stage + 1, Phase::B, Direction::Backward))
+                        .flatten(),
                 ],
                 Phase::W => [own(Phase::B), None],
             })

@@ -8,8 +8,8 @@ use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
     Demand, RoundConcat, Warmup, bpipe, breadth_first, chimera, dualpipe, gpipe, interleaved,
-    naive, one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, zb_auto, zb_auto_outline, zb_h1,
-    zb_h2, zb_v,
+    naive, one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, vectorised, zb_auto,
+    zb_auto_outline, zb_h1, zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -20,6 +20,8 @@ pub enum NamedSchedule {
     Naive,
     /// All forwards, then all backwards.
     GPipe,
+    /// The same, with all stage groups in step: where there is no micro-batch, they compute on zeros.
+    Vectorised,
     /// One forward, one backward, with a flush.
     OneFOneB,
     /// 1F1B whose first stages give micro-batches to the last ones.
@@ -136,9 +138,10 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 16] = [
+    pub const ALL: [NamedSchedule; 17] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
+        NamedSchedule::Vectorised,
         NamedSchedule::OneFOneB,
         NamedSchedule::BPipe,
         NamedSchedule::Interleaved,
@@ -160,6 +163,7 @@ impl NamedSchedule {
         match self {
             NamedSchedule::Naive => "naive",
             NamedSchedule::GPipe => "gpipe",
+            NamedSchedule::Vectorised => "vectorised",
             NamedSchedule::OneFOneB => "1f1b",
             NamedSchedule::BPipe => "bpipe",
             NamedSchedule::Interleaved => "interleaved",
@@ -184,6 +188,14 @@ impl NamedSchedule {
             named if named.is_vee() => 2,
             _ => 1,
         }
+    }
+
+    /// Whether a stage group may hold any number of chunks.
+    pub const fn takes_chunks(self) -> bool {
+        matches!(
+            self,
+            NamedSchedule::Interleaved | NamedSchedule::BreadthFirst | NamedSchedule::Vectorised
+        )
     }
 
     /// Whether the model goes through the stage groups and back, so that each holds two chunks.
@@ -232,6 +244,7 @@ impl NamedSchedule {
         match self {
             NamedSchedule::Naive => naive(p, m),
             NamedSchedule::GPipe => gpipe(p, m),
+            NamedSchedule::Vectorised => vectorised(p, m, v),
             NamedSchedule::OneFOneB => one_f_one_b(p, m, warmup),
             NamedSchedule::BPipe => bpipe(p, m),
             NamedSchedule::Interleaved => interleaved(p, m, v),
@@ -272,7 +285,11 @@ impl NamedSchedule {
         // These are built with as many micro-batches as fill them, and then shortened.
         let fills =
             matches!(self, NamedSchedule::ZbH2 | NamedSchedule::ZbV | NamedSchedule::DualPipe);
-        let built = if fills { m.max(p.saturating_mul(2)) } else { m.saturating_mul(shape.steps) };
+        let built = match self {
+            _ if fills => m.max(p.saturating_mul(2)),
+            NamedSchedule::Vectorised => m.saturating_add(p),
+            _ => m.saturating_mul(shape.steps),
+        };
         if p.saturating_mul(v).saturating_mul(built) > MOST_TURNS {
             let [stages, chunks, batches] =
                 [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
@@ -307,7 +324,7 @@ impl NamedSchedule {
                 "each stage group holds two chunks, one on each side of the V",
                 "2 chunks; or interleaved, which takes any number".to_owned(),
             ),
-            _ if v > 1 && self.usual_chunks() == 1 => refuse(
+            _ if v > 1 && !self.takes_chunks() && !self.is_vee() => refuse(
                 format!("{self} cannot have {v} chunks"),
                 "each stage group holds one stage",
                 format!("1 chunk; or interleaved or breadth-first with {v}"),
@@ -347,6 +364,15 @@ impl NamedSchedule {
                 format!("{self} cannot have {}", counted(steps, "step")),
                 "it drains after each step",
                 "1 step; or pipedream-2bw".to_owned(),
+            ),
+            NamedSchedule::Vectorised if v > 1 && m < p => refuse(
+                format!(
+                    "{self} cannot go around {v} times with {} on {}",
+                    counted(m, "micro-batch"),
+                    counted(p, "stage")
+                ),
+                "the first stage would wait for what has not come around yet",
+                format!("{}, or 1 chunk", counted(p, "micro-batch")),
             ),
             NamedSchedule::PipeDream2bw if m < p => refuse(
                 format!(

@@ -5,7 +5,7 @@ use std::fmt;
 
 use phalanx_script::{ParkedMove, Part, Updates};
 
-use crate::check;
+use crate::check::{self, Numbers};
 use crate::deadlock;
 use crate::error::{PipelineError, Result};
 use crate::flow::{self, At, Direction, Index, Phase, StageMessage};
@@ -23,6 +23,8 @@ use crate::written::Written;
 pub struct Schedule {
     name: String,
     microbatches: usize,
+    /// How many numbers after those of the micro-batches are empty ones.
+    empty: usize,
     placement: Placement,
     turns: Vec<Vec<Turn>>,
     index: Index,
@@ -69,7 +71,19 @@ impl Schedule {
         turns: Vec<Vec<Turn>>,
         written: Written<'_>,
     ) -> Result<Self> {
-        let schedule = Schedule::complete(name, microbatches, placement, turns, written)?;
+        let numbers = Numbers { real: microbatches, empty: 0 };
+        Schedule::numbered(name, numbers, placement, turns, written)
+    }
+
+    /// The same, where some micro-batches are empty.
+    pub(crate) fn numbered(
+        name: impl Into<String>,
+        numbers: Numbers,
+        placement: Placement,
+        turns: Vec<Vec<Turn>>,
+        written: Written<'_>,
+    ) -> Result<Self> {
+        let schedule = Schedule::complete(name, numbers, placement, turns, written)?;
         deadlock::check(&schedule, written)?;
         Ok(schedule)
     }
@@ -77,13 +91,14 @@ impl Schedule {
     /// The schedule with these lists, not yet checked for deadlock.
     pub(crate) fn complete(
         name: impl Into<String>,
-        microbatches: usize,
+        numbers: Numbers,
         placement: Placement,
         turns: Vec<Vec<Turn>>,
         written: Written<'_>,
     ) -> Result<Self> {
         check::listed(&turns, written)?;
-        let index = check::complete(microbatches, &placement, &turns, written)?;
+        let index = check::complete(numbers, &placement, &turns, written)?;
+        let Numbers { real: microbatches, empty } = numbers;
         let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
         let (name, pairs) = (name.into(), BTreeSet::new());
         let (pieces, updates) = (1, None);
@@ -91,6 +106,7 @@ impl Schedule {
         Ok(Schedule {
             name,
             microbatches,
+            empty,
             placement,
             turns,
             index,
@@ -131,7 +147,7 @@ impl Schedule {
             }
             list.push(turn);
         }
-        let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
+        let index = check::complete(self.numbers(), &self.placement, &turns, Written::Lists)?;
         let start = |group: usize, turn: usize| match starts[group].get(turn) {
             Some(start) => *start,
             None => turns[group].len(),
@@ -267,6 +283,26 @@ impl Schedule {
     /// How many micro-batches go through.
     pub fn microbatches(&self) -> usize {
         self.microbatches
+    }
+
+    /// Whether a turn has no micro-batch: it computes on zeros, because all stage groups do the same at the same time.
+    pub fn is_empty(&self, turn: &Turn) -> bool {
+        turn.microbatch >= self.microbatches
+    }
+
+    /// Whether there are turns without a micro-batch.
+    pub fn has_empty(&self) -> bool {
+        self.empty > 0
+    }
+
+    /// How much a step computes, in that of its micro-batches: 1 if there are no turns without one.
+    pub fn work(&self) -> f64 {
+        let all = self.all().count() as f64;
+        all / self.all().filter(|(_, turn)| !self.is_empty(turn)).count() as f64
+    }
+
+    pub(crate) fn numbers(&self) -> Numbers {
+        Numbers { real: self.microbatches, empty: self.empty }
     }
 
     /// The most chunks that a stage group holds.

@@ -25,6 +25,8 @@ pub struct Timed {
     pub start: f64,
     /// When it ends.
     pub end: f64,
+    /// Whether it has no micro-batch, and computes on zeros.
+    pub empty: bool,
 }
 
 /// The times of all turns, and the numbers that follow from them.
@@ -37,7 +39,7 @@ pub struct Timeline {
     /// The longest time of a stage group from its first start to its last end. Shorter than the
     /// makespan if groups start and end at different times, as in ZB-H2 and ZB-V.
     pub span: f64,
-    /// The work of the busiest stage group, without waiting.
+    /// The work of the busiest stage group, without waiting and without what is computed on zeros.
     pub ideal: f64,
     /// `(span − ideal) ÷ ideal`, the bubble as Megatron reports it.
     pub bubble_ideal: f64,
@@ -74,6 +76,7 @@ impl Timeline {
                 stage: schedule.stage(at),
                 start,
                 end,
+                empty: schedule.is_empty(&turn),
             });
         }
         let all = || stage_groups.iter().flatten();
@@ -105,7 +108,8 @@ impl Timeline {
             let (Some(first), Some(last)) = (turns.first(), turns.last()) else { continue };
             makespan = makespan.max(last.end);
             span = span.max(last.end - first.start);
-            ideal = ideal.max(turns.iter().map(|timed| work(stage_group, timed)).sum());
+            let useful = turns.iter().filter(|timed| !timed.empty);
+            ideal = ideal.max(useful.map(|timed| work(stage_group, timed)).sum());
         }
         // Sums in another order differ in their last bits, but a span must not be below its work.
         span = span.max(ideal);
@@ -151,7 +155,8 @@ fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
             _ => arrived(at),
         };
         let end = start + costs.of(schedule, at.stage_group, &turn);
-        stage_groups[at.stage_group].push(Timed { turn, stage: schedule.stage(at), start, end });
+        let (stage, empty) = (schedule.stage(at), schedule.is_empty(&turn));
+        stage_groups[at.stage_group].push(Timed { turn, stage, start, end, empty });
     });
     stage_groups
 }

@@ -79,8 +79,9 @@ fn chosen(told: &str, considered: &[String]) -> String {
 /// Everything that could run.
 fn candidates(loaded: &Loaded) -> Vec<Candidate> {
     let own = &loaded.config;
-    // A search would need times that differ from process to process.
-    let built = |named: &NamedSchedule| !named.is_asynchronous() && *named != NamedSchedule::ZbAuto;
+    // A search would need times that differ from process to process; the vectorised pipeline is GPipe with more work.
+    let other = [NamedSchedule::ZbAuto, NamedSchedule::Vectorised];
+    let built = |named: &NamedSchedule| !named.is_asynchronous() && !other.contains(named);
     let ways = match loaded.by_user("train.recompute") {
         true => vec![own.train.recompute],
         false => vec![

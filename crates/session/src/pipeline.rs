@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_ir::{Mesh, Model};
+use phalanx_ir::{Mesh, Model, Role};
 use phalanx_pipeline::{
     NamedSchedule, RoundConcat, Schedule, ScheduleShape, Times, TurnCosts, Warmup, split,
 };
@@ -283,10 +283,16 @@ impl Pipeline {
         steps: usize,
     ) -> Result<Vec<Vec<ScheduledRun>>> {
         let (schedule, stages) = self.timetable(model, stage_groups, microbatches, steps)?;
-        Ok(match self.rematerialise {
+        let mut turns = match self.rematerialise {
             true => schedule.rematerialised(&stages),
             false => schedule.instances(&stages),
-        })
+        };
+        if schedule.has_empty() {
+            let real = schedule.microbatches();
+            let works = |run: &ScheduledRun| run.microbatch < real || is_layer(model, run.instance);
+            turns.iter_mut().for_each(|own| own.retain(works));
+        }
+        Ok(turns)
     }
 
     /// Micro-batches that wait on other stage groups, by the turns that each of them does.
@@ -384,6 +390,15 @@ impl Pipeline {
             )),
         }
     }
+}
+
+/// Whether an instance maps boundary values to boundary values. Others read data or return results, which an empty
+/// micro-batch has none of.
+fn is_layer(model: &Model, instance: usize) -> bool {
+    let program = model.program(instance);
+    let mut outputs = program.outputs().iter();
+    program.inputs_with(Role::Data).next().is_none()
+        && outputs.all(|port| port.role == Role::Boundary)
 }
 
 /// The instances that are divided among stages: the layers, from the first to the last instance of

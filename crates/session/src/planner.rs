@@ -59,7 +59,8 @@ impl<'a> Planner<'a> {
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
             let world = |stage_groups| {
-                let world = World::new(&lowered.model, stage_groups, library.clone());
+                let parts = lowered.settings.microbatches;
+                let world = World::stepping(&lowered.model, stage_groups, library.clone(), parts);
                 world.map(|world| world.updated(lowered.updates.clone()))
             };
             let own = world(stage_groups)?.parking(lowered.moves.clone());

@@ -13,6 +13,7 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
     fs::create_dir_all(&drawn).unwrap();
     let systems = [
         "gpipe",
+        "vectorised",
         "one_f_one_b",
         "bpipe",
         "interleaved",

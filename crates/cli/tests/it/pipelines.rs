@@ -98,8 +98,10 @@ fn fewer_layers_than_stages_are_refused_with_numbers_that_fit() {
 fn a_table_runs_as_its_schedule_does() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // Chunks, replicas of stages, versions of weights.
-    for name in ["zb-h1", "zb-v", "interleaved", "chimera", "pipedream", "pipedream-2bw"] {
+    // Chunks, turns on zeros, replicas of stages, versions of weights.
+    for name in
+        ["zb-h1", "zb-v", "interleaved", "vectorised", "chimera", "pipedream", "pipedream-2bw"]
+    {
         let shape = ["--stages", "2", "--microbatches", "4", "--csv", "own.csv"];
         phalanx(dir, &[&["schedule", name], &shape]).ok();
         let verified = |schedule: &str| {

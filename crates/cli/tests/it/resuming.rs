@@ -51,7 +51,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 15] = [
+const LAYOUTS: [&[&str]; 16] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -70,6 +70,15 @@ const LAYOUTS: [&[&str]; 15] = [
         "parallel.dp=2",
         "parallel.zero=2",
         "parallel.schedule=breadth-first",
+        "model.layers=4",
+    ],
+    // Twice around, with ticks on zeros.
+    &[
+        "parallel.pp=2",
+        "parallel.schedule=vectorised",
+        "parallel.chunks=2",
+        "parallel.dp=2",
+        "parallel.zero=3",
         "model.layers=4",
     ],
     // The checkpoint after step 3 holds replicas that differ.
@@ -150,10 +159,11 @@ fn steps_that_are_taken_together_go_on_with_the_same_bits() {
 fn another_layout_goes_on_with_the_same_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let layouts: [&[&str]; 5] = [
+    let layouts: [&[&str]; 6] = [
         &["parallel.dp=2", "parallel.zero=3"],
         &["parallel.tp=2"],
         &["parallel.pp=2", "parallel.schedule=1f1b"],
+        &["parallel.pp=2", "parallel.schedule=vectorised"],
         &["parallel.cp=2", "parallel.dp=2", "parallel.zero=1"],
         &[],
     ];

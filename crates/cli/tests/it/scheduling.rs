@@ -38,6 +38,15 @@ fn numbers_are_those_of_the_closed_forms() {
     assert_eq!(row["makespan"], json!(30.0));
     let row = numbers("1f1b --stages 8 --microbatches 24 --tf 10 --tb 20 --tw 0 --hop 0.5");
     assert_eq!(row["makespan"], json!(957.0));
+    assert_eq!(row["work"], json!(1.0));
+    let row = numbers("vectorised --stages 4 --microbatches 6");
+    assert_eq!((&row["makespan"], &row["work"]), (&json!(27.0), &json!(1.5)));
+    assert_eq!(
+        (&row["bubble_total"], &row["peak_in_flight"]),
+        (&json!(1.0 / 3.0), &json!([9, 9, 9, 9]))
+    );
+    let row = numbers("vectorised --stages 4 --microbatches 6 --chunks 2");
+    assert_eq!((&row["makespan"], &row["work"]), (&json!(22.5), &json!(1.25)));
     let row = numbers("1f1b --stages 4 --microbatches 8 --warmup pb");
     assert_eq!(row["peak_in_flight"], json!([7, 5, 3, 1]));
 }

@@ -114,7 +114,12 @@ impl<'a> Panel<'a> {
             true => String::new(),
             false => format!(" of the longest device's {}", self.time(*span)),
         };
-        format!("makespan {}, bubble {:.1}%{span}", self.time(*makespan), 100.0 * bubble_total)
+        let work = match self.schedule.has_empty() {
+            true => format!(", {} times the work", short(self.schedule.work())),
+            false => String::new(),
+        };
+        let makespan = self.time(*makespan);
+        format!("makespan {makespan}, bubble {:.1}%{span}{work}", 100.0 * bubble_total)
     }
 
     /// The largest number of micro-batches that a stage group keeps, each counted for all chunks of its replica

@@ -65,6 +65,17 @@ fn updates<'a>(panel: &Panel<'_>, turns: &'a [Timed]) -> impl Iterator<Item = f6
     ends.map(|(_, timed)| timed.end)
 }
 
+/// What a turn without a micro-batch does.
+fn without(panel: &Panel<'_>, timed: &Timed) -> String {
+    let Timed { turn, stage, start, end, .. } = timed;
+    format!(
+        "{} on zeros, without a micro-batch, stage {stage}, {} to {}",
+        turn.part,
+        short(*start),
+        panel.time(*end)
+    )
+}
+
 fn rows(panel: &Panel<'_>) -> f64 {
     panel.schedule.stage_groups() as f64 * pitch(panel)
 }
@@ -162,12 +173,20 @@ impl Drawing {
             short(timed.start),
             panel.time(timed.end)
         );
+        let (fill, white, what) = match timed.empty {
+            true => ("#ffffff", false, without(panel, timed)),
+            false => (fill, white, what),
+        };
         let what = match timed.turn.version {
             0 => what,
             version => format!("{what}, weights after update {version}"),
         };
         self.page.block((x, y), (width, ROW), fill, &what);
-        let label = timed.turn.microbatch.to_string();
+        let label = match (timed.empty, timed.turn.part) {
+            (false, _) => timed.turn.microbatch.to_string(),
+            (true, Part::F | Part::R) => "f".to_owned(),
+            (true, _) => "b".to_owned(),
+        };
         let size = (1.55 * (width - 2.0) / self.digits as f64).min(12.0);
         if size >= 5.0 {
             let weight = if white { Weight::White } else { Weight::Plain };
@@ -252,6 +271,10 @@ impl Drawing {
         }
         self.page.waiting((x, y), (14.0, 14.0));
         x = self.word(x + 14.0, y, "waits");
+        if panels.iter().any(|panel| panel.schedule.has_empty()) {
+            self.page.block((x, y), (14.0, 14.0), "#ffffff", "computed on zeros");
+            x = self.word(x + 14.0, y, "without a micro-batch: computed on zeros");
+        }
         if let Some(words) = shades(panels) {
             x = self.word(x - 5.0, y, &format!("({words})"));
         }

@@ -22,6 +22,9 @@ pub struct TextOptions {
     pub fold: bool,
 }
 
+/// Background and text of turns without a micro-batch.
+const EMPTY: (u8, u8) = (254, 240);
+
 /// The most lines of a folded picture; if that is not enough, it is drawn smaller.
 const MOST_LINES: usize = 240;
 
@@ -147,7 +150,10 @@ impl Canvas {
         let label = label(timed, self.colour);
         let label = if before < label.len() { label } else { String::new() };
         if self.colour {
-            let (back, front) = ink.codes(timed.turn.chunk, chunks);
+            let (back, front) = match timed.empty {
+                true => EMPTY,
+                false => ink.codes(timed.turn.chunk, chunks),
+            };
             let label = if label.len() <= width { label } else { String::new() };
             // A mark on the left separates neighbours of the same colour.
             let marked = before == 0 && width > label.len();
@@ -157,7 +163,7 @@ impl Canvas {
         match label.len() {
             len if len < width => format!("{label}{} ", "-".repeat(width - len - 1)),
             len if len == width => label,
-            _ => ink.letter().to_string() + &" ".repeat(width - 1),
+            _ => letter(timed).to_string() + &" ".repeat(width - 1),
         }
     }
 
@@ -218,6 +224,9 @@ impl Canvas {
             if has_versions(panels) {
                 parts.push("'1 after a number: with the weights after update 1".to_owned());
             }
+            if panels.iter().any(|panel| panel.schedule.has_empty()) {
+                parts.push("f, b without a micro-batch: computed on zeros".to_owned());
+            }
             parts.push(". waits".to_owned());
         }
         parts.push("kept: the most micro-batches at once, for all layers of a row".to_owned());
@@ -243,9 +252,19 @@ fn peaks(panel: &Panel<'_>, stage_group: usize) -> String {
     }
 }
 
-/// `B3`, and `B3b` on the second chunk; `B3'1` with version 1 of the weights; in colour the number alone.
+/// The letter of a turn: a small one if it has no micro-batch.
+fn letter(timed: &Timed) -> char {
+    let letter = TurnKind::of(&timed.turn).letter();
+    if timed.empty { letter.to_ascii_lowercase() } else { letter }
+}
+
+/// `B3`, and `B3b` on the second chunk; `B3'1` with version 1 of the weights; `b` without a micro-batch; in colour the
+/// number alone.
 fn label(timed: &Timed, colour: bool) -> String {
     let turn = &timed.turn;
+    if timed.empty {
+        return letter(timed).to_string();
+    }
     if colour {
         return turn.microbatch.to_string();
     }

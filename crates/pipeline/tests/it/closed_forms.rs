@@ -41,6 +41,7 @@ fn gpipe_and_one_forward_one_backward_are_equally_long() {
     for (p, m) in grid() {
         for (named, warmup, peak) in [
             (NamedSchedule::GPipe, Warmup::Pa, peaks(p, |_| m)),
+            (NamedSchedule::Vectorised, Warmup::Pa, peaks(p, |_| m + p - 1)),
             (NamedSchedule::OneFOneB, Warmup::Pa, peaks(p, |i| m.min(p - i))),
             (NamedSchedule::OneFOneB, Warmup::Pb, peaks(p, |i| m.min(2 * (p - i) - 1))),
         ] {
@@ -92,6 +93,23 @@ fn chunks_shorten_the_filling() {
                     same(found.makespan, long(t), "makespan");
                     let rate = (p - 1) as f64 / (m * v + p - 1) as f64;
                     same(found.bubble_total, rate, "bubble_total");
+                }
+            }
+            if m >= p || v == 1 {
+                let around = NamedSchedule::Vectorised.build(shape).unwrap();
+                let ticks = m * v + p - 1;
+                same(around.work(), ticks as f64 / (m * v) as f64, "work");
+                for t in TIMES {
+                    let found = run(&around, t, 0.0);
+                    same(found.makespan, long(t), "makespan");
+                    assert_eq!(found.peak_in_flight, vec![ticks; p]);
+                    sane(&found, p, m, m as f64 * total(t));
+                    // All stage groups are in step, and never wait.
+                    let busy = found.stage_groups.iter().map(|turns| {
+                        turns.windows(2).all(|two| (two[1].start - two[0].end).abs() < 1e-9)
+                            && turns.len() == 2 * ticks
+                    });
+                    assert!(busy.clone().count() == p && busy.clone().all(|busy| busy));
                 }
             }
             if m % p != 0 {

@@ -22,6 +22,9 @@ fn one_forward_one_backward() {
 fn simple_ones() {
     assert_eq!(orders(NamedSchedule::Naive, 2, 3), ["F0 B0 F1 B1 F2 B2"; 2]);
     assert_eq!(orders(NamedSchedule::GPipe, 2, 3), ["F0 F1 F2 B0 B1 B2"; 2]);
+    // Numbers from 3 on have no micro-batch: 3 enters after all others, 4 is ahead of the first.
+    let ticks = orders(NamedSchedule::Vectorised, 2, 3);
+    assert_eq!(ticks, ["F0 F1 F2 F3 B3 B2 B1 B0", "F4 F0 F1 F2 B2 B1 B0 B4"]);
     let breadth = "F0 F1 F2 F0.1 F1.1 F2.1 B0.1 B1.1 B2.1 B0 B1 B2";
     assert_eq!(orders(NamedSchedule::BreadthFirst, 2, 3), [breadth; 2]);
 }

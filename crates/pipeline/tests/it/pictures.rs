@@ -26,7 +26,8 @@ fn number(element: &str, name: &str) -> f64 {
 
 /// The blocks of a drawing: those with a title that tells times.
 fn blocks(drawing: &str) -> Vec<&str> {
-    drawing.lines().filter(|line| line.contains("of micro-batch")).collect()
+    let told = ["of micro-batch", " on zeros, without a micro-batch"];
+    drawing.lines().filter(|line| told.iter().any(|told| line.contains(told))).collect()
 }
 
 #[test]
@@ -47,6 +48,29 @@ fn plain_text_in_full() {
          . waits\n\
          kept: the most micro-batches at once, for all layers of a row\n"
     );
+}
+
+/// Turns without a micro-batch are not blocks of one: small letters, and white blocks.
+#[test]
+fn turns_on_zeros_are_told_apart() {
+    let played = [played(NamedSchedule::Vectorised, 2, 3)];
+    let found = text(&panels(&played), PLAIN);
+    let rows: Vec<&str> = found.lines().filter(|line| line.starts_with("device")).collect();
+    assert_eq!(
+        rows,
+        [
+            "device 0  F0 F1 F2 f- b---- B2--- B1--- B0---      4",
+            "device 1  f- F0 F1 F2 B2--- B1--- B0--- b----      4"
+        ],
+        "{found}"
+    );
+    assert!(found.contains("makespan 12, bubble 25.0%, 1.333 times the work"), "{found}");
+    assert!(found.contains("f, b without a micro-batch: computed on zeros"), "{found}");
+    let drawing = svg(&panels(&played));
+    let zeros = drawing.lines().filter(|line| line.contains(" on zeros, without a micro-batch"));
+    assert_eq!(zeros.clone().count(), 4);
+    assert!(zeros.clone().all(|block| block.contains("fill=\"#ffffff\"")), "{drawing}");
+    assert_eq!(blocks(&drawing).len(), 16);
 }
 
 #[test]

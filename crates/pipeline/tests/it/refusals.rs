@@ -68,7 +68,7 @@ fn names_are_exact_and_likely_ones_are_offered() {
     }
     let said = |name| NamedSchedule::from_str(name).unwrap_err().to_string();
     assert!(said("ZBH1").ends_with("nearest that work: zb-h1"), "{}", said("ZBH1"));
-    assert!(said("pipes").contains("naive | gpipe | 1f1b"), "{}", said("pipes"));
+    assert!(said("pipes").contains("naive | gpipe | vectorised | 1f1b"), "{}", said("pipes"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use phalanx_pipeline::{
-    HeldStage, NamedSchedule, Part, Schedule, ScheduleShape, Times, TurnCosts, simulate,
+    At, HeldStage, NamedSchedule, Part, Schedule, ScheduleShape, Times, Turn, TurnCosts, simulate,
 };
 
 use crate::support::{all, same, times};
@@ -44,13 +44,20 @@ fn fixed_point(
                     let holds = |c| schedule.placement().held(stage_group, c) == Some(needed);
                     if (0..schedule.placement().chunks(stage_group)).any(holds) { 0.0 } else { hop }
                 };
+                // Empty micro-batches go through some stages only.
+                let goes = |stage: usize| {
+                    let here = |(at, other): (At, Turn)| {
+                        other.microbatch == turn.microbatch && schedule.stage(at) == stage
+                    };
+                    !schedule.is_empty(turn) || schedule.all().any(here)
+                };
                 let t = stages[stage];
                 let (ready, long, letters) = match turn.part {
-                    Part::F if stage == 0 => (0.0, t.f, "F"),
+                    Part::F if stage == 0 || !goes(stage - 1) => (0.0, t.f, "F"),
                     Part::F => (get('F', stage - 1) + lag(stage - 1), t.f, "F"),
                     Part::W => (get('B', stage), t.w, "W"),
                     part => {
-                        let next = match stage + 1 == stages.len() {
+                        let next = match stage + 1 == stages.len() || !goes(stage + 1) {
                             true => 0.0,
                             false => get('B', stage + 1) + lag(stage + 1),
                         };

@@ -7,7 +7,7 @@ use phalanx_call::{Lane, Tier, Value};
 use phalanx_ir::{DType, Model, Port, Role};
 
 use super::wiring::Wiring;
-use super::{Compiled, World};
+use super::{Compiled, World, programs};
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, ProgramId, Run, Script, Source, View,
     Write,
@@ -102,7 +102,18 @@ impl<'a> Binder<'a> {
             contributes: Vec::new(),
         };
         for (port, (name, bytes)) in program.inputs().iter().zip(inputs) {
+            let known = self.script.buffers.len();
             let view = self.input(turn, port, name, *bytes)?;
+            // Nothing has produced what an empty micro-batch reads first: it is zero, not what happens to lie there.
+            if view.buffer.0 >= known
+                && self.world.is_empty(turn.microbatch)
+                && matches!(port.role, Role::Boundary | Role::Cotangent)
+            {
+                let label = format!("clear {}", self.script.name(view.buffer));
+                let dtype = program.ty(port.value).dtype;
+                let (script, all) = (&mut self.script, 0..*bytes);
+                programs::clear(self.world, script, &label, view.buffer, dtype, &[all])?;
+            }
             if port.role == Role::Boundary && self.keeps(turn, &port.name)? {
                 self.script.buffers[view.buffer.0].category = Category::Residuals;
             }
@@ -153,16 +164,19 @@ impl<'a> Binder<'a> {
         bytes: usize,
     ) -> Result<View, ScriptError> {
         let ScheduledRun { instance, microbatch, .. } = turn;
+        // Empty micro-batches have no data and no keys of their own.
+        let given = if self.world.is_empty(microbatch) { 0 } else { microbatch };
         let (key, category, source) = match port.role {
             Role::Param => {
                 return self.place(Some(&self.weights), instance, &port.name);
             }
             Role::Data => {
                 let port = name.clone();
-                (BufferKey::Data { port, microbatch }, Category::Inputs, Source::Host)
+                (BufferKey::Data { port, microbatch: given }, Category::Inputs, Source::Host)
             }
             Role::Random => {
-                (BufferKey::Random { instance, microbatch }, Category::Inputs, Source::Host)
+                let key = BufferKey::Random { instance, microbatch: given };
+                (key, Category::Inputs, Source::Host)
             }
             Role::Scalar => {
                 let scalar = Scalar::of_port(&port.name);

@@ -21,6 +21,8 @@ pub(super) struct Flow {
     places: QuickMap<(usize, usize, Direction), Point>,
     /// In a row of scripts: the stage group of each instance, whose forward may be in the script before or after.
     groups: QuickMap<usize, usize>,
+    /// Micro-batches from this number on are empty: they go through some instances only.
+    real: usize,
 }
 
 /// Readers of a value, one after the other in the model, on the same stage group.
@@ -38,6 +40,7 @@ impl Flow {
         model: &Model,
         stage_groups: &[StageGroup<'_>],
         in_row: bool,
+        real: usize,
     ) -> Result<Self, ScriptError> {
         let (mut places, mut groups) = (QuickMap::default(), QuickMap::default());
         for (stage_group, own) in stage_groups.iter().enumerate() {
@@ -57,7 +60,7 @@ impl Flow {
                 }
             }
         }
-        Ok(Self { places, groups })
+        Ok(Self { places, groups, real })
     }
 
     /// Whether another script of a row may run an instance's forward.
@@ -74,8 +77,8 @@ impl Flow {
         self.places.get(&(instance, microbatch, direction)).copied()
     }
 
-    /// Where a value goes. The first stop is where it is produced, with or without readers. If an instance runs
-    /// nowhere, that instance.
+    /// Where a value goes. The first stop is where it is produced, with or without readers; of an empty micro-batch,
+    /// nothing is produced by instances that it does not go through. If an instance runs nowhere, that instance.
     pub(super) fn stops(
         &self,
         wiring: &Wiring,
@@ -88,10 +91,17 @@ impl Flow {
             let found = place.map(|place| place.stage_group);
             found.or_else(|| self.groups.get(&instance).copied()).ok_or(instance)
         };
-        let mut stops =
-            vec![Stop { stage_group: group(source)?, holder: source, readers: Vec::new() }];
+        let empty = microbatch >= self.real;
+        let first = match group(source) {
+            Err(_) if empty => return Ok(Vec::new()),
+            found => found?,
+        };
+        let mut stops = vec![Stop { stage_group: first, holder: source, readers: Vec::new() }];
         for &reader in wiring.readers(source, boundary) {
-            let stage_group = group(reader)?;
+            let stage_group = match group(reader) {
+                Err(_) if empty => continue,
+                found => found?,
+            };
             match stops.last_mut() {
                 Some(last) if last.stage_group == stage_group => last.readers.push(reader),
                 _ => {

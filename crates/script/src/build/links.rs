@@ -86,6 +86,7 @@ impl Links {
         library: &Library,
         wiring: &dyn Fn(usize) -> Arc<Wiring>,
         rolling: Option<&RollingTurns>,
+        real: usize,
     ) -> Result<Self, ScriptError> {
         let mut links = Self {
             incoming: vec![Vec::new(); stage_groups.len()],
@@ -97,7 +98,7 @@ impl Links {
         if stage_groups.len() < 2 {
             return Ok(links);
         }
-        links.flow = Flow::new(model, stage_groups, rolling.is_some())?;
+        links.flow = Flow::new(model, stage_groups, rolling.is_some(), real)?;
         let mut all = found(&links.flow, model, stage_groups, wiring, rolling)?;
         receive_in_order(&mut all);
         links.levels = settle(stage_groups, &mut all)?;

@@ -39,6 +39,8 @@ pub struct World<'a> {
     pub previews: bool,
     /// Micro-batches that wait on other stage groups for their backward; turns are those of stage groups.
     pub moves: Vec<ParkedMove>,
+    /// Micro-batches from this number on are empty: they compute on zeros.
+    real: usize,
     /// Which script of an endless row this is, if it is one.
     pub(crate) rolling: Option<&'a RollingTurns>,
     /// For each parameter: the stage groups whose instances have it.
@@ -57,7 +59,18 @@ impl<'a> World<'a> {
         stage_groups: Vec<StageGroup<'a>>,
         library: Arc<Library>,
     ) -> Result<Self, ScriptError> {
-        Self::in_row(model, stage_groups, library, None)
+        Self::in_row(model, stage_groups, library, (None, usize::MAX))
+    }
+
+    /// The same in a step of so many micro-batches. Turns may be of others, with higher numbers, which are empty: what
+    /// comes from no turn is zero, and so is the gradient of what no turn reads.
+    pub fn stepping(
+        model: &'a Model,
+        stage_groups: Vec<StageGroup<'a>>,
+        library: Arc<Library>,
+        microbatches: usize,
+    ) -> Result<Self, ScriptError> {
+        Self::in_row(model, stage_groups, library, (None, microbatches))
     }
 
     /// The same in one script of an endless row.
@@ -67,14 +80,14 @@ impl<'a> World<'a> {
         library: Arc<Library>,
         rolling: &'a RollingTurns,
     ) -> Result<Self, ScriptError> {
-        Self::in_row(model, stage_groups, library, Some(rolling))
+        Self::in_row(model, stage_groups, library, (Some(rolling), usize::MAX))
     }
 
     fn in_row(
         model: &'a Model,
         stage_groups: Vec<StageGroup<'a>>,
         library: Arc<Library>,
-        rolling: Option<&'a RollingTurns>,
+        (rolling, real): (Option<&'a RollingTurns>, usize),
     ) -> Result<Self, ScriptError> {
         let held = |stage_group: &StageGroup<'_>| {
             stage_group.turns.iter().map(|turn| turn.instance).collect()
@@ -84,7 +97,7 @@ impl<'a> World<'a> {
         shared_alike(model, &stage_groups, &holders)?;
         let wirings = wirings(model, &stage_groups);
         let wiring = |stage_group: usize| wirings[stage_group].clone();
-        let links = Links::new(model, &stage_groups, &library, &wiring, rolling)?;
+        let links = Links::new(model, &stage_groups, &library, &wiring, rolling, real)?;
         let (updates, moves) = (None, Vec::new());
         let previews = false;
         Ok(Self {
@@ -94,6 +107,7 @@ impl<'a> World<'a> {
             updates,
             previews,
             moves,
+            real,
             rolling,
             holders,
             held,
@@ -115,6 +129,11 @@ impl<'a> World<'a> {
     /// The same, where some micro-batches wait on other stage groups, whose meshes are the same.
     pub fn parking(self, moves: Vec<ParkedMove>) -> Self {
         Self { moves, ..self }
+    }
+
+    /// Whether a micro-batch is empty: it computes on zeros.
+    pub(super) fn is_empty(&self, microbatch: usize) -> bool {
+        microbatch >= self.real
     }
 
     /// The update of a script that a micro-batch contributes to, counted from 0.

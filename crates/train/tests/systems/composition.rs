@@ -47,7 +47,7 @@ systems! {
     Squares "2.5d", Cube "3d", Grid "gspmd", Ulysses "ulysses", AllGatherKv "ag-kv",
     Ring "ring", Rsa "rsa", Selective "selective", Full "full",
     Microbatches "mb", Bf16 "bf16", Half "f16", Lamb "lamb", Gpt2 "gpt2",
-    Naive "naive", GPipe "gpipe", OneFOneB "1f1b", LongWarmup "1f1b-pb", BPipe "bpipe",
+    Naive "naive", GPipe "gpipe", Vectorised "vectorised", OneFOneB "1f1b", LongWarmup "1f1b-pb", BPipe "bpipe",
     Interleaved "interleaved", BreadthFirst "breadth-first", ZbH1 "zb-h1", ZbH2 "zb-h2",
     ZbV "zb-v", ZbAuto "zb-auto", VHalf "v-half", VMin "v-min",
     Chimera "chimera", DualPipe "dualpipe", PipeDream "pipedream", PipeDream2bw "pipedream-2bw",

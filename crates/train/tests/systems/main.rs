@@ -33,6 +33,7 @@ mod stages;
 mod support;
 mod sweeps;
 mod tensor;
+mod ticks;
 mod traces;
 mod unsteady;
 mod weights;

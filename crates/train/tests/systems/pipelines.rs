@@ -54,6 +54,14 @@ fn shapes(schedule: NamedSchedule) -> &'static [Shape] {
             (4, 2, 0, false),
             (2, 3, 1, false),
         ],
+        // Around several times only with as many micro-batches as stages.
+        NamedSchedule::Vectorised => &[
+            (2, 4, 0, false),
+            (3, 5, 2, true),
+            (2, 1, 0, false),
+            (4, 6, 0, false),
+            (2, 2, 3, false),
+        ],
         NamedSchedule::Chimera | NamedSchedule::DualPipe => &[
             (2, 4, 0, false),
             (4, 4, 0, true),
@@ -247,7 +255,7 @@ fn one_stage_follows_its_schedule() {
         let alone = llama(&sets[..2]);
         let kept = kept(&agrees(&set, &alone, None));
         match schedule {
-            NamedSchedule::GPipe | NamedSchedule::BreadthFirst => {
+            NamedSchedule::GPipe | NamedSchedule::Vectorised | NamedSchedule::BreadthFirst => {
                 assert!(kept > 3 * one, "{set}: {kept}, {one}")
             }
             NamedSchedule::Naive

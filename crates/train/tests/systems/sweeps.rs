@@ -52,7 +52,7 @@ fn split(plan: &TrainPlan) -> usize {
 
 /// Whether a device takes all micro-batches through a chunk before it turns to anything else.
 fn sweeps(named: NamedSchedule) -> bool {
-    matches!(named, NamedSchedule::GPipe | NamedSchedule::BreadthFirst)
+    matches!(named, NamedSchedule::GPipe | NamedSchedule::Vectorised | NamedSchedule::BreadthFirst)
 }
 
 #[test]
