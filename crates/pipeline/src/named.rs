@@ -296,11 +296,14 @@ impl NamedSchedule {
             return refuse(
                 format!("{self} is too long with {stages} × {chunks} × {batches}"),
                 "a schedule is a list of turns, and this list would be too large for memory",
-                match built > m {
-                    true => {
+                match (self, built > m) {
+                    (NamedSchedule::Vectorised, _) if most_square(p, v) => {
+                        format!("{}, or fewer", counted(MOST_TURNS / (p * v) - p, "micro-batch"))
+                    }
+                    (_, true) => {
                         format!("{}, or fewer", counted((MOST_TURNS / (2 * v)).isqrt(), "stage"))
                     }
-                    false => short_enough(p, m.saturating_mul(steps), v),
+                    _ => short_enough(p, m.saturating_mul(steps), v),
                 },
             );
         }
@@ -386,6 +389,11 @@ impl NamedSchedule {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether so many stages are short enough with one micro-batch that fills them.
+fn most_square(p: usize, v: usize) -> bool {
+    p.saturating_mul(v).saturating_mul(p.saturating_add(1)) <= MOST_TURNS
 }
 
 /// The nearest sizes that are not too long: one number changed, if that is enough.

@@ -15,7 +15,7 @@ fn refused(named: NamedSchedule, shape: ScheduleShape, words: &[&str]) {
 
 #[test]
 fn shapes_with_the_nearest_that_work() {
-    use NamedSchedule::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
+    use NamedSchedule::{GPipe, Interleaved, OneFOneB, Vectorised, ZbH1, ZbV};
     refused(
         Interleaved,
         ScheduleShape::new(4, 6),
@@ -32,6 +32,21 @@ fn shapes_with_the_nearest_that_work() {
         OneFOneB,
         ScheduleShape::new(4, 8).chunks(2),
         &["1f1b cannot have 2 chunks", "interleaved"],
+    );
+    refused(
+        Vectorised,
+        ScheduleShape::new(4, 3).chunks(2),
+        &[
+            "cannot go around 2 times with 3 micro-batches on 4 stages",
+            "4 micro-batches, or 1 chunk",
+        ],
+    );
+    let long = "nearest that work: 524284 micro-batches, or fewer";
+    refused(Vectorised, ScheduleShape::new(4, 1 << 20), &["too long", long]);
+    refused(
+        Vectorised,
+        ScheduleShape::new(1 << 14, 2),
+        &["nearest that work: 1024 stages, or fewer"],
     );
     refused(ZbH1, ScheduleShape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
     for named in NamedSchedule::ALL {

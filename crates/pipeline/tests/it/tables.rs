@@ -17,6 +17,25 @@ fn what_is_written_is_read_back() {
     }
 }
 
+/// Turns on zeros are flagged, and have numbers above all others.
+#[test]
+fn a_table_says_which_turns_are_empty() {
+    let table = csv::write(&build(NamedSchedule::Vectorised, 2, 3));
+    assert!(table.starts_with("device,part,microbatch,chunk,stage,replica,version,empty\n"));
+    assert!(
+        table.contains("\n0,F,3,0,0,0,0,1\n") && table.contains("\n0,F,2,0,0,0,0,0\n"),
+        "{table}"
+    );
+    for (from, to, words) in [
+        ("1,F,4,0,1,0,0,1", "1,F,1,0,1,0,0,1", ["micro-batch 1 is empty here", "3 or above"]),
+        ("1,BW,4,0,1,0,0,1\n", "", ["stage 1", "B of micro-batch 4"]),
+    ] {
+        assert!(table.contains(from), "{table}");
+        let said = csv::read("own", &table.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
+
 #[test]
 fn a_table_of_ones_own() {
     let text = "# one micro-batch\r\nmicrobatch, part, device\r\n0,F,0\r\n0,F,1\r\n\r\n0,BW,1\r\n0,BW,0\r\n";
