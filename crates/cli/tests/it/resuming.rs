@@ -73,14 +73,7 @@ const LAYOUTS: [&[&str]; 16] = [
         "model.layers=4",
     ],
     // Twice around, with ticks on zeros.
-    &[
-        "parallel.pp=2",
-        "parallel.schedule=vectorised",
-        "parallel.chunks=2",
-        "parallel.dp=2",
-        "parallel.zero=3",
-        "model.layers=4",
-    ],
+    &["parallel.pp=2", "parallel.schedule=vectorised", "parallel.chunks=2", "model.layers=4"],
     // The checkpoint after step 3 holds replicas that differ.
     &[
         "parallel.dp=2",
