@@ -91,7 +91,7 @@ impl Group<'_> {
                 total[e] += values[e];
             }}
             y.put(values);
-            *(Wide<{name}>*)(o + at) = y;
+            store_wide(o + at, y);
         }}
     }}
     store_part<TOTAL, 8>(total, partial, columns);
@@ -101,7 +101,7 @@ impl Group<'_> {
     }
 
     /// How many neighbours a thread takes: at most 16 bytes of the widest type.
-    fn wide(&self) -> usize {
+    pub(crate) fn wide(&self) -> usize {
         let inputs = self.inputs.iter().map(|(dtype, _)| dtype.size());
         let results = self.results.iter().map(|&i| self.steps[i].dtype.size());
         16 / inputs.chain(results).max().unwrap_or(8)

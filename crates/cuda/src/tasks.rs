@@ -19,6 +19,7 @@ mod movement;
 mod place;
 mod position;
 mod reduce;
+mod rotary;
 mod routing;
 mod rows;
 mod update;
@@ -242,9 +243,10 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::CrossEntropyGrad(_)
         | Op::RmsNormGrad(_)
         | Op::LayerNormGrad(_) => rows::compile(op),
-        Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Noise(_) | Op::Rotary(_) => {
+        Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::Dropout(_) | Op::Noise(_) => {
             position::compile(op)
         }
+        Op::Rotary(_) => rotary::compile(op),
         Op::TopK(_)
         | Op::TopKGrad(_)
         | Op::Assign(_)

@@ -22,11 +22,14 @@ __global__ void rotary(const T* x, const typename Of<T>::Acc* cosines, const typ
     }
 }
 
-// The same for heads without padding whose halves are packs: 16 bytes of each half of a thread at a time.
+// The same for heads without padding whose halves are packs: 16 bytes of each half of a thread at a time. A second
+// tensor may be turned beside the first: it has a row of blocks of its own.
 template <class T>
 __global__ void rotary_packs(const T* x, const typename Of<T>::Acc* cosines, const typename Of<T>::Acc* sines,
-                             T* y, i64 count, i64 positions, i64 heads, i64 size, double sign) {
+                             T* y, i64 count, i64 positions, i64 heads, i64 size, double sign, const T* other,
+                             T* into, i64 other_count, i64 other_heads) {
     typedef typename Of<T>::Acc A;
+    if (blockIdx.y) x = other, y = into, count = other_count, heads = other_heads;
     const int V = Wide<T>::N;
     u32 half = (u32)size / 2, each = half / V;
     const A turned = A(sign);
@@ -47,7 +50,7 @@ __global__ void rotary_packs(const T* x, const typename Of<T>::Acc* cosines, con
         }
         a.put(left);
         b.put(right);
-        *(Wide<T>*)(y + at) = a;
-        *(Wide<T>*)(y + at + half) = b;
+        store_wide(y + at, a);
+        store_wide(y + at + half, b);
     }
 }

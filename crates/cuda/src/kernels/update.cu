@@ -59,52 +59,72 @@ __device__ __forceinline__ void adamw_one(const Step<A>& s, A decay, A g, A& w, 
     w -= s.lr * (m * s.first) / (sqrt_of(v * s.second) + s.eps);
 }
 
-// Four neighbours of a thread at a time, where all addresses allow it.
+// A power with a whole number, by squares: one thread of each block needs it.
+__device__ __forceinline__ double whole_power(double x, u32 n) {
+    double y = 1.0;
+    for (; n > 0; n >>= 1, x *= x)
+        if (n & 1) y *= x;
+    return y;
+}
+
+// Four neighbours of a thread in a pack, where all addresses allow it; two packs, a block apart, so that all their
+// loads are on the way at once. A thread has no others: blocks that end make room for the next ones.
 template <class W, class G, class C, class A = typename Of<W>::Acc>
-__global__ void adamw(const W* w, const G* g, const u16* low, const A* m, const A* v, const A* lr_at,
-                      const A* step_at, const A* clip_at, const A* go, W* w_out, u16* low_out, A* m_out, A* v_out,
-                      C* copy, i64 count, double beta1, double beta2, double eps, i64 coupled, Decay decay) {
+__global__ void __launch_bounds__(256)
+    adamw(const W* w, const G* g, const u16* low, const A* m, const A* v, const A* lr_at, const A* step_at,
+          const A* clip_at, const A* go, W* w_out, u16* low_out, A* m_out, A* v_out, C* copy, i64 count, double beta1,
+          double beta2, double eps, i64 coupled, Decay decay) {
     typedef Halves<W> H;
+    const int V = 4, PACKS = 2;
+    bool wide = aligned(w, sizeof(W) * V) && aligned(g, sizeof(G) * V) && aligned(m, sizeof(A) * V) &&
+                aligned(v, sizeof(A) * V) && aligned(w_out, sizeof(W) * V) && aligned(m_out, sizeof(A) * V) &&
+                aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V)) &&
+                (!H::ARE || (aligned(low, sizeof(u16) * V) && aligned(low_out, sizeof(u16) * V)));
+    const i64 packs = wide ? count / V : 0, first = (i64)blockIdx.x * blockDim.x * PACKS + threadIdx.x;
+    Pack<G, V> g4[PACKS];
+    Pack<W, V> w4[PACKS];
+    Pack<u16, V> l4[PACKS];
+    Pack<A, V> m4[PACKS], v4[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        const i64 p = first + (i64)k * blockDim.x;
+        if (p >= packs) continue;
+        g4[k] = ((const Pack<G, V>*)g)[p];
+        w4[k] = ((const Pack<W, V>*)w)[p];
+        if (H::ARE) l4[k] = ((const Pack<u16, V>*)low)[p];
+        m4[k] = ((const Pack<A, V>*)m)[p];
+        v4[k] = ((const Pack<A, V>*)v)[p];
+    }
     __shared__ A corrections[2];
-    // Powers in double precision take long: one thread computes them for its block.
     if (threadIdx.x == 0) {
-        double step = (double)*step_at;
-        corrections[0] = A(1.0 / (1.0 - pow(beta1, step)));
-        corrections[1] = A(1.0 / (1.0 - pow(beta2, step)));
+        u32 step = (u32)*step_at;
+        corrections[0] = A(1.0 / (1.0 - whole_power(beta1, step)));
+        corrections[1] = A(1.0 / (1.0 - whole_power(beta2, step)));
     }
     __syncthreads();
     Step<A> s = {*lr_at, *clip_at, corrections[0], corrections[1], A(beta1), A(beta2),
                  A(1.0 - beta1), A(1.0 - beta2), A(eps), coupled != 0};
     const bool stop = stops(go);
-    const int V = 4;
-    bool wide = aligned(w, sizeof(W) * V) && aligned(g, sizeof(G) * V) && aligned(m, sizeof(A) * V) &&
-                aligned(v, sizeof(A) * V) && aligned(w_out, sizeof(W) * V) && aligned(m_out, sizeof(A) * V) &&
-                aligned(v_out, sizeof(A) * V) && (!copy || aligned(copy, sizeof(C) * V)) &&
-                (!H::ARE || (aligned(low, sizeof(u16) * V) && aligned(low_out, sizeof(u16) * V)));
-    i64 packs = wide ? count / V : 0;
     const A rate = A(decay.rate);
-    for (i64 p = (i64)thread_index(); p < packs; p += (i64)thread_count()) {
-        const i64 i = p * V;
-        const Pack<G, V> g4 = *(const Pack<G, V>*)(g + i);
-        Pack<W, V> w4 = *(const Pack<W, V>*)(w + i);
-        Pack<u16, V> l4;
-        if (H::ARE) l4 = *(const Pack<u16, V>*)(low + i);
-        Pack<A, V> m4 = *(const Pack<A, V>*)(m + i), v4 = *(const Pack<A, V>*)(v + i);
-        const u64 within = decay.within((u64)i);
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        const i64 p = first + (i64)k * blockDim.x;
+        if (p >= packs) continue;
+        const u64 within = decay.within((u64)p * V);
         Pack<C, V> c4;
 #pragma unroll
         for (int e = 0; e < V; e++) {
             A own = decay.decays_at(within + e) ? rate : A(0);
-            A master = H::join(w4.at[e], l4.at[e]);
-            if (!stop) adamw_one<A>(s, own, A(load(g4.at[e])), master, m4.at[e], v4.at[e]);
-            H::split(master, w4.at[e], l4.at[e]);
+            A master = H::join(w4[k].at[e], l4[k].at[e]);
+            if (!stop) adamw_one<A>(s, own, A(load(g4[k].at[e])), master, m4[k].at[e], v4[k].at[e]);
+            H::split(master, w4[k].at[e], l4[k].at[e]);
             c4.at[e] = Store<C>::of(master);
         }
-        *(Pack<W, V>*)(w_out + i) = w4;
-        if (H::ARE) *(Pack<u16, V>*)(low_out + i) = l4;
-        *(Pack<A, V>*)(m_out + i) = m4;
-        *(Pack<A, V>*)(v_out + i) = v4;
-        if (copy) *(Pack<C, V>*)(copy + i) = c4;
+        ((Pack<W, V>*)w_out)[p] = w4[k];
+        if (H::ARE) ((Pack<u16, V>*)low_out)[p] = l4[k];
+        ((Pack<A, V>*)m_out)[p] = m4[k];
+        ((Pack<A, V>*)v_out)[p] = v4[k];
+        if (copy) ((Pack<C, V>*)copy)[p] = c4;
     }
     for (i64 i = packs * V + (i64)thread_index(); i < count; i += (i64)thread_count()) {
         u16 l1 = H::ARE ? low[i] : (u16)0;

@@ -57,8 +57,10 @@ pub(super) fn group(
     if args.len() > 32 {
         return Err(op.unsupported(format!("a group of {} operands is too large", inputs.len())));
     }
-    // A thread takes two elements at least.
-    Ok(op.over(full.div_ceil(2), kernel, args))
+    // Each thread takes one pack of neighbours: the next blocks begin wherever others have ended, so no processor waits
+    // for those that have more to do.
+    let blocks = full.div_ceil(group.wide() * THREADS as usize).clamp(1, 1 << 24) as u32;
+    Ok(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], THREADS, args)))
 }
 
 /// A kernel of these steps that also sums the columns of its one result, and the sum of its parts.

@@ -1,12 +1,12 @@
-//! Ops whose results depend on where this rank's elements lie in the whole: embeddings, dropout, rotary.
+//! Ops whose results depend on where this rank's elements lie in the whole: embeddings and dropout.
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::{Noise, NoiseKind, Rotary};
+use phalanx_ir::ops::{Noise, NoiseKind};
 use phalanx_ir::random::keep_threshold;
-use phalanx_ir::{DType, LocalPart, Op, Order};
+use phalanx_ir::{LocalPart, Op, Order};
 
 use super::var::{MOST_DIMS, extents, padded};
-use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks};
+use super::{Arg, KernelTask, Operation, Task, Tasks};
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
@@ -15,7 +15,6 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::EmbeddingGrad(_) => embedding_grad(op),
         Op::Dropout(d) => dropout(op, d.p, d.site),
         Op::Noise(n) => noise(op, n),
-        Op::Rotary(rotary) => turned(op, &rotary),
         _ => Err(op.unsupported("it does not depend on positions")),
     }
 }
@@ -132,42 +131,4 @@ fn places(op: &Operation<'_>) -> Result<Arg, EngineError> {
     let part = |i: usize| part_words(parts.get(i).copied().unwrap_or(blank));
     places.extend((0..MOST_DIMS).flat_map(part));
     Ok(Arg::Words(places))
-}
-
-fn turned(op: &mut Operation<'_>, rotary: &Rotary) -> Result<Tasks, EngineError> {
-    let (x, out) = (op.input(0), op.output(0));
-    let (positions, part) = (x.shape[1], op.part(op.instr.inputs[0], 1));
-    let frequencies = rotary.frequencies(x.valid[3]);
-    let angles: Vec<f64> = (0..positions)
-        .flat_map(|i| frequencies.iter().map(move |f| part.global(i) as f64 * f))
-        .collect();
-    let cosines = table(op, x.dtype, angles.iter().map(|angle| angle.cos()))?;
-    let sines = table(op, x.dtype, angles.iter().map(|angle| angle.sin()))?;
-    // Of every head: its pairs, then each element of its padding.
-    let each = x.valid[3] / 2 + x.shape[3] - x.valid[3];
-    let (wide, half) = (16 / x.dtype.size(), x.shape[3] / 2);
-    let packs = x.valid[3] == x.shape[3] && half.is_multiple_of(wide);
-    let count = x.rows() * if packs { half / wide } else { each };
-    let mut args = vec![x.arg(), cosines, sines, out.arg(), Arg::Int(count as i64)];
-    args.extend([positions, x.shape[2], x.shape[3]].map(|n| Arg::Int(n as i64)));
-    args.extend((!packs).then_some(Arg::Int(x.valid[3] as i64)));
-    args.push(Arg::Real(if rotary.inverse { -1.0 } else { 1.0 }));
-    let name = if packs { "rotary_packs" } else { "rotary" };
-    let kernel = KernelSpec::of(Source::Rotary, name, &[op.float(x.dtype)?]);
-    // A thread takes one pack: more of them in turn are slower.
-    let blocks = count.div_ceil(THREADS as usize).clamp(1, 1 << 24) as u32;
-    Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], THREADS, args))])
-}
-
-/// Numbers in the accumulator of an element type.
-fn table(
-    op: &mut Operation<'_>,
-    dtype: DType,
-    numbers: impl Iterator<Item = f64>,
-) -> Result<Arg, EngineError> {
-    let bytes: Vec<u8> = match dtype.accumulator() {
-        DType::F64 => numbers.flat_map(f64::to_ne_bytes).collect(),
-        _ => numbers.flat_map(|x| (x as f32).to_ne_bytes()).collect(),
-    };
-    op.engine.constant(&bytes)
 }

@@ -73,8 +73,12 @@ fn update(
     let numbers = [first, decay.first, decay.block].map(|n| n as i64);
     args.push(Arg::Words([&[decay.rate.to_bits() as i64][..], &numbers].concat()));
     let kernel = KernelSpec::of(Source::Update, name, &types);
-    // Half as many blocks as run at once are the fastest; each computes the powers of the step first.
-    let blocks = (op.engine.blocks() / 4).min(w.elements().div_ceil(THREADS as usize) as u32);
+    let threads = THREADS as usize;
+    let blocks = match &op.instr.op {
+        // Two packs of four elements of each thread, as the kernel has it.
+        Op::AdamW(_) => w.elements().div_ceil(8 * threads) as u32,
+        _ => (op.engine.blocks() / 4).min(w.elements().div_ceil(threads) as u32),
+    };
     Ok(vec![Task::Kernel(KernelTask::new(kernel, [blocks.max(1), 1, 1], THREADS, args))])
 }
 
