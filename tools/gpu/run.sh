@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs what tools/gpu/pack.sh packed, on a machine with a GPU. Needs the driver and CUDA's libraries (docs/gpu.md).
 #
-#   run.sh [tests] [layouts] [numbers]     # all three if none is named
+#   run.sh [tests] [new] [layouts] [numbers]     # tests, layouts and numbers if none is named
 #
+# `new` are the layouts of ops that no GPU has run yet; `layouts` has them, too. ONLY=EXPRESSION leaves out rows whose
+# names the expression does not match, and QUICK=1 the numbers of LLaMA.
 # Every part adds lines to a table, which is printed last; the exit status is 1 if one of them failed. Logs are
 # written beside the table, in $OUT or ./gpu-results.
 set -uo pipefail
@@ -33,8 +35,12 @@ row() { # what, result, details
   [ "$2" = ok ] || failed=1
 }
 
+# Whether a row is asked for.
+wanted() { [[ -z ${ONLY:-} || $1 =~ $ONLY ]]; }
+
 # Runs a test binary; the row says how many tests ran, and a test that was skipped is a failure here.
 tests() { # name, folder of the package, arguments...
+  wanted "$1" || return 0
   local name=$1 log="$results/test-$1.log" start=$SECONDS
   shift
   CARGO_MANIFEST_DIR=$1 "$here/binaries/$name" --test-threads "${TEST_THREADS:-4}" "${@:2}" > "$log" 2>&1
@@ -50,6 +56,7 @@ tests() { # name, folder of the package, arguments...
 }
 
 verify() { # name, settings...
+  wanted "$1" || return 0
   local name=$1 log sets=()
   shift
   log="$results/verify-${name//[^a-z0-9]/-}.json"
@@ -64,6 +71,7 @@ verify() { # name, settings...
 field() { sed -nE "s/.*\"$1\":([^,}]*).*/\1/p" "$2"; }
 
 bench() { # name, preset, settings...
+  wanted "$1" || return 0
   local name=$1 preset=$2 log sets=()
   shift 2
   log="$results/bench-${name//[^a-z0-9]/-}.json"
@@ -91,7 +99,33 @@ ratio() { # name, log of one rank, log of two
   awk "BEGIN { exit !($ratio <= 1.25) }" && row "ratio: $1" ok "$ratio of one rank's step" || row "ratio: $1" FAILED "$ratio of one rank's step; at most 1.25"
 }
 
+# Layouts of ops that were added since a GPU was there: rows packed by expert, learned noise, encoders and decoders,
+# pipelines that do not drain, blocks of operands that come one by one.
+new() {
+  local few=(model.layers=2 train.batch_size=8) t5=(model.kind=t5 model.kv_heads=8 model.layers=2)
+  PRESET=tiny-moe verify "dropless experts" model.capacity=0 "${few[@]}"
+  PRESET=tiny-moe verify "dropless experts, tp 2" model.capacity=0 parallel.tp=2 "${few[@]}"
+  PRESET=tiny-moe verify "dropless experts, dp 4, ep 2" model.capacity=0 parallel.dp=4 parallel.ep=2 "${few[@]}"
+  PRESET=tiny-moe verify "dropless experts, bf16" model.capacity=0 precision.compute=bf16 precision.weights=bf16 "${few[@]}"
+  PRESET=tiny-moe verify "noisy top-k" model.router=noisy "${few[@]}"
+  PRESET=tiny-moe verify "noisy top-k, dp 4, ep 2" model.router=noisy parallel.dp=4 parallel.ep=2 "${few[@]}"
+  PRESET=tiny-moe verify "pyramid of experts" model.late_experts=16 model.late_layers=1 model.residual_experts=true "${few[@]}"
+  PRESET=tiny-moe verify "weights come to tokens, dp 4, ep 2" parallel.dp=4 parallel.ep=2 parallel.expert_exchange=weights "${few[@]}"
+  verify "encoder and decoder" "${t5[@]}"
+  verify "encoder and decoder, tp 2, sp" parallel.tp=2 parallel.sp=true "${t5[@]}"
+  verify "encoder and decoder, pp 4" parallel.pp=4 train.microbatches=4 "${t5[@]}"
+  for schedule in pipedream pipedream-2bw; do
+    verify "pp 2, $schedule, steps in rows" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
+    verify "encoder and decoder, pp 2, $schedule" parallel.pp=2 train.microbatches=4 parallel.schedule=$schedule "${t5[@]}"
+  done
+  PRESET=mnist-cnn verify "convolutions, dp 2, ZeRO-3" train.batch_size=8 parallel.dp=2 parallel.zero=3
+  verify "2D, tp 4, streamed" parallel.tp=4 parallel.tp_kind=2d parallel.stream=true
+  verify "3D, tp 8, streamed" parallel.tp=8 parallel.tp_kind=3d parallel.stream=true
+  verify "tp 2, sp, streamed" parallel.tp=2 parallel.sp=true parallel.stream=true
+}
+
 layouts() {
+  new
   verify "one rank"
   verify "tp 2" parallel.tp=2
   verify "tp 2, sp" parallel.tp=2 parallel.sp=true
@@ -121,10 +155,8 @@ layouts() {
   PRESET=mnist-cnn verify "convolutions" train.batch_size=8
   PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
   PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
-  verify "2D, tp 4, streamed" parallel.tp=4 parallel.tp_kind=2d parallel.stream=true
   verify "GSPMD's 2-D recipe, tp 4" parallel.tp=4 parallel.tp_kind=gspmd
   verify "pp 2, zb-h2, post-validation" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=zb-h2 parallel.post_validation=true
-  verify "tp 2, sp, streamed" parallel.tp=2 parallel.sp=true parallel.stream=true
   verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
@@ -183,6 +215,7 @@ find_libraries
 for part in "$@"; do
   case $part in
     tests) all_tests ;;
+    new) new ;;
     layouts) layouts ;;
     numbers) numbers ;;
     *) echo "unknown part $part"; exit 2 ;;

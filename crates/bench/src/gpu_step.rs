@@ -11,7 +11,7 @@ use phalanx_ir::DType;
 use phalanx_session::network::Network;
 use phalanx_session::products::median;
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{Lowered, Prepared, Settings, corpus, host, job};
+use phalanx_session::{Lowered, OwnedStep, Prepared, Settings, corpus, host, job};
 
 /// The result of `bench step` on a GPU.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -49,10 +49,17 @@ pub fn gpu_step(loaded: &Loaded) -> Result<GpuStepBench> {
     let mut session = Prepared::of(&lowered, &*backend)?.start_from(&*network.source())?;
     let rate = LearningRate::new(config);
     let (mut times, mut start_s) = (Vec::new(), 0.0);
-    for step in 1..=WARM_UP + TIMED {
+    // As in training: the next batch is there when a step begins.
+    let own = |step: usize| {
         let batch = random_batch(config, step as u64);
+        corpus::with_step_data(&batch, OwnedStep::new)
+    };
+    let mut next = own(1);
+    for step in 1..=WARM_UP + TIMED {
+        let batch = std::mem::replace(&mut next, own(step + 1));
+        let ahead = session.looks_ahead().then_some((&next, rate.at(step + 1)));
         let from = Instant::now();
-        corpus::with_step_data(&batch, |data| session.step(data, rate.at(step)))?;
+        batch.with(|data| session.step_before(data, rate.at(step), ahead))?;
         match step {
             1 => start_s = begun.elapsed().as_secs_f64(),
             _ if step > WARM_UP => times.push(from.elapsed().as_secs_f64()),
