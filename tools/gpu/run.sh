@@ -139,12 +139,17 @@ layouts() {
   for order in block zigzag striped; do
     verify "ring attention, cp 4, $order" parallel.cp=4 parallel.cp_kind=ring parallel.cp_order=$order
   done
+  verify "all-gather KV, cp 4" parallel.cp=4 parallel.cp_kind=allgather
+  verify "all-gather KV, cp 4, zigzag" parallel.cp=4 parallel.cp_kind=allgather parallel.cp_order=zigzag
   verify "ring attention, cp 2, tp 2, pp 2" parallel.cp=2 parallel.cp_kind=ring parallel.tp=2 parallel.pp=2 train.microbatches=4
   verify "2D, tp 4" parallel.tp=4 parallel.tp_kind=2d
   verify "2.5D, tp 8" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2
   verify "3D, tp 8" parallel.tp=8 parallel.tp_kind=3d
   verify "local SGD, dp 2" parallel.dp=2 parallel.sync=local-sgd parallel.sync_every=2
+  verify "local SGD, dp 2, tp 2, momenta kept" parallel.dp=2 parallel.tp=2 parallel.sync=local-sgd parallel.sync_every=2 parallel.sync_momentum=keep
+  verify "averaging, dp 2, pp 2" parallel.dp=2 parallel.pp=2 parallel.sync=average parallel.sync_every=0 train.microbatches=4
   verify "DataParallel, dp 2" parallel.dp=2 parallel.sync=dataparallel
+  verify "DataParallel, dp 2, tp 2, lamb" parallel.dp=2 parallel.tp=2 parallel.sync=dataparallel optim.kind=lamb
   verify "Ring Self-Attention, cp 2" parallel.cp=2 parallel.cp_kind=rsa
   for schedule in dualpipe chimera bpipe pipedream pipedream-2bw; do
     verify "pp 4, $schedule" parallel.pp=4 train.microbatches=8 model.layers=4 parallel.schedule=$schedule
@@ -155,13 +160,18 @@ layouts() {
   PRESET=mnist-cnn verify "convolutions" train.batch_size=8
   PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
   PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
+  PRESET=mnist-cnn verify "convolutions, uneven heights on 3 ranks, features" train.batch_size=8 parallel.tp=3 parallel.sp=true 'parallel.tp_plan=["fc1.* columns","fc2.weight rows"]'
+  verify "2D, tp 16, streamed" parallel.tp=16 parallel.tp_kind=2d parallel.stream=true
+  verify "2.5D, tp 8, streamed" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2 parallel.stream=true
+  verify "2D, tp 4, ZeRO-3, ring, recomputation" parallel.tp=4 parallel.tp_kind=2d parallel.dp=2 parallel.zero=3 parallel.cp=2 parallel.cp_kind=ring train.recompute=full
   verify "GSPMD's 2-D recipe, tp 4" parallel.tp=4 parallel.tp_kind=gspmd
+  verify "GSPMD's 2-D recipe, tp 8, 4 rows, streamed" parallel.tp=8 parallel.tp_kind=gspmd parallel.tp_rows=4 parallel.stream=true
   verify "pp 2, zb-h2, post-validation" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=zb-h2 parallel.post_validation=true
   verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
   done
-  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.pp=2,train.microbatches=4; do
+  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.cp=2,parallel.cp_kind=rsa parallel.pp=2,train.microbatches=4 parallel.tp=4,parallel.tp_kind=2d,parallel.stream=true parallel.dp=2,parallel.sync=dataparallel precision.initial_scale_power=24,parallel.dp=2; do
     verify "f16 ${layout:-one rank}" precision.compute=f16 precision.weights=f16 ${layout//,/ }
   done
   for layout in "" parallel.tp=2,parallel.dp=2,parallel.zero=2 parallel.pp=2,train.microbatches=4; do
