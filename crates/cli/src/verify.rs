@@ -38,6 +38,11 @@ fn table(found: &Verified, steps: usize) -> String {
             .routing_flips
             .map(|flips| format!("  routing        {} elsewhere", counted(flips, "token"))),
     );
+    lines.extend(
+        found
+            .scale_flips
+            .map(|flips| format!("  loss scale     {} with another", counted(flips, "step"))),
+    );
     lines.push(String::new());
     if !found.comm.is_empty() {
         let head = ["communication", "over", "calls", "predicted", "measured"];
@@ -95,6 +100,9 @@ fn problem(found: &Verified) -> Problem {
     }
     if let Some(flips) = found.routing_flips.filter(|flips| *flips > 0) {
         reasons.push(format!("{} went to other places", counted(flips, "token")));
+    }
+    if let Some(flips) = found.scale_flips.filter(|flips| *flips > 0) {
+        reasons.push(format!("{} had another loss scale, or were skipped", counted(flips, "step")));
     }
     for Mismatch { rank, what, predicted, measured } in found.mismatches.iter().take(NAMED) {
         reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));

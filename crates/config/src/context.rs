@@ -54,13 +54,16 @@ impl ParallelConfig {
     /// Refuses orders that a kind of context parallelism cannot deal.
     pub(super) fn check_cp_kind(&self, values: &mut Values) {
         let (kind, order) = (self.cp_kind.name(), self.cp_order.name());
-        let distributed = self.cp_kind == CpKind::Ring || self.cp_order == CpOrder::Block;
+        let any = matches!(self.cp_kind, CpKind::Ring | CpKind::AllGather);
+        let distributed = any || self.cp_order == CpOrder::Block;
         values.rule(&["parallel.cp_order", "parallel.cp_kind"], distributed, || {
             Problem::new(format!(
                 "parallel.cp_order = \"{order}\" does not work with parallel.cp_kind = \"{kind}\""
             ))
-            .because("its exchanges take blocks of neighbours; only a ring deals otherwise")
-            .nearest("parallel.cp_kind = \"ring\", or parallel.cp_order = \"block\"")
+            .because("its exchanges take blocks of neighbours")
+            .nearest(
+                "parallel.cp_kind = \"ring\" or \"allgather\", or parallel.cp_order = \"block\"",
+            )
         });
     }
 }

@@ -5,6 +5,7 @@
 //! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and
 //! the memory that they were planned to write with what was measured.
 
+mod comparison;
 mod routing;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,17 +14,18 @@ use phalanx_call::traffic;
 use phalanx_script::{Category, Moved, Route, StateKind};
 use serde::Serialize;
 
+use self::comparison::Comparison;
 use self::routing::Routing;
 use crate::alone::{Alone, in_replicas};
 use crate::memory_advice;
 use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
-use phalanx_error::{Error, Result};
+use phalanx_error::{Error, Problem, Result, counted};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
 use phalanx_session::job;
 use phalanx_session::network::{Network, load};
 use phalanx_session::{
-    Backend, BatchSource, Lowered, Measured, OwnedStep, Session, Settings, StepData, StepResult,
+    Backend, BatchSource, Lowered, Measured, OwnedStep, Session, Settings, StepData,
 };
 
 /// The result of `verify`.
@@ -37,7 +39,7 @@ pub struct Verified {
     pub loss_max_rel: f64,
     /// The same for gradient norms.
     pub grad_norm_max_rel: f64,
-    /// The largest difference of a gradient of the first step, relative to its largest entry.
+    /// The largest difference of a gradient of the first step that was applied, relative to its largest entry.
     pub grad_max_rel: f64,
     /// The same for parameters after the last step.
     pub param_max_rel: f64,
@@ -47,6 +49,9 @@ pub struct Verified {
     /// or if replicas train by themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routing_flips: Option<usize>,
+    /// Steps whose loss scale, or whose decision to change nothing, is not that of one rank; none if losses are not scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_flips: Option<usize>,
     /// What was moved between ranks, over all ranks and steps.
     pub comm: Vec<CommRow>,
     /// What a step writes, on the rank that writes most.
@@ -126,7 +131,7 @@ pub fn verify_as(
     let network = Network::new(loaded)?;
     let mut models = network.models(config, false)?;
     let alone = settings.parallel.replica_count() == 1;
-    let microbatches = settings.microbatches;
+    let (microbatches, scaled) = (settings.microbatches, settings.scaling.is_some());
     let mut routing = alone.then(|| Routing::expose(&mut models.train, microbatches)).flatten();
     let settings = settings.measured(&models)?;
     let mut one = Alone::new(&network, &models, &settings)?;
@@ -151,17 +156,18 @@ pub fn verify_as(
         let lr = if step == 1 { first_lr } else { lr };
         found.expected.push(data.with(|data| one.step(data, lr))?);
         // What routers chose is known until the next step, so it is compared after each.
-        if step == 1 || routing.is_some() {
+        if found.gradients.is_none() || routing.is_some() {
             let b = data.with(|data| many.step(data, lr))?;
             found.step(b);
         }
         if let Some(routing) = &mut routing {
             routing.compare(one.first_mut(), &mut many)?;
         }
-        if step == 1 {
-            found.gradients = Difference::of(&mut one, &mut many, StateKind::Gradient)?;
+        if found.gradients.is_none() && found.applied {
+            found.gradients = Some(Difference::of(&mut one, &mut many, StateKind::Gradient)?);
         }
     }
+    let gradients = found.gradients.take().ok_or_else(|| nothing_applied(&found))?;
     // As training takes them: where ranks need not wait for each other after every step, they don't. Of a model with
     // experts no step is left here.
     while many.steps() < steps as u64 {
@@ -175,19 +181,31 @@ pub fn verify_as(
     mismatches.extend(wrote_else);
     let routing_flips = routing.map(|routing| routing.flips);
     let routed = bounds.flips || routing_flips.is_none_or(|flips| flips == 0);
+    let scale_flips = scaled.then_some(found.scale_flips);
     Ok(Verified {
-        ok: bounds.hold(&found) && mismatches.is_empty() && routed,
+        ok: bounds.hold(&found, &gradients) && mismatches.is_empty() && routed,
         reference,
         loss_max_rel: found.loss,
         grad_norm_max_rel: found.grad_norm,
-        grad_max_rel: found.gradients.largest,
+        grad_max_rel: gradients.largest,
         param_max_rel: found.params.largest,
         worst_param: found.params.name,
         routing_flips,
+        scale_flips,
         comm,
         memory,
         mismatches,
     })
+}
+
+/// Every step overflowed, so no gradient could be compared.
+fn nothing_applied(found: &Comparison) -> Error {
+    let steps = counted(found.expected.len(), "step");
+    let scales = found.expected.iter().filter_map(|step| Some(step.scaling?.loss_scale));
+    let least = scales.fold(f64::INFINITY, f64::min);
+    let problem = Problem::new(format!("none of {steps} was applied, so nothing was compared"))
+        .because(format!("gradients of the loss times {least} overflow"));
+    Error::failed(problem.fix("more --steps, or a smaller precision.initial_scale_power"))
 }
 
 /// The batches of all steps, for ranks that take several.
@@ -199,32 +217,6 @@ struct Steps {
 impl BatchSource for Steps {
     fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()> {
         self.steps[step as usize - 1].with(|data| run(data, self.lr))
-    }
-}
-
-#[derive(Default)]
-struct Comparison {
-    /// The results of one rank.
-    expected: Vec<StepResult>,
-    first_loss: f64,
-    first_grad_norm: f64,
-    loss: f64,
-    grad_norm: f64,
-    gradients: Difference,
-    params: Difference,
-    steps: usize,
-}
-
-impl Comparison {
-    fn step(&mut self, b: StepResult) {
-        let a = self.expected[self.steps];
-        let (loss, norm) = (relative(a.loss, b.loss), relative(a.grad_norm, b.grad_norm));
-        self.steps += 1;
-        if self.steps == 1 {
-            (self.first_loss, self.first_grad_norm) = (loss, norm);
-        }
-        self.loss = larger(self.loss, loss);
-        self.grad_norm = larger(self.grad_norm, norm);
     }
 }
 
@@ -318,10 +310,11 @@ impl Bounds {
         }
     }
 
-    fn hold(&self, found: &Comparison) -> bool {
-        found.first_loss <= self.first
+    fn hold(&self, found: &Comparison, gradients: &Difference) -> bool {
+        found.scale_flips == 0
+            && found.first_loss <= self.first
             && found.first_grad_norm <= self.first
-            && found.gradients.largest <= self.first
+            && gradients.largest <= self.first
             && found.loss <= self.losses
             && self.params.is_none_or(|bound| found.params.largest <= bound)
     }

@@ -7,16 +7,17 @@
 //! Two measurements are never equal. So a model is measured once, when it is first lowered, and the
 //! costs are kept in the settings that everything later starts from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_ir::{DType, Model, Port, Program, Role};
 use phalanx_pipeline::{NamedSchedule, Times};
-use phalanx_script::Part;
+use phalanx_script::{EveryStep, Part};
 
 use super::codec::{decoded, encoded};
 use super::{
-    Field, InstanceCosts, Lowered, Models, Parallel, Pipeline, Prepared, Settings, StepData, host,
-    initial, job,
+    BatchShare, Field, InstanceCosts, Lowered, Models, Parallel, Pipeline, Prepared, Settings,
+    StepData, host, initial, job,
 };
 use phalanx_comm::CommError;
 use phalanx_error::{Error, Problem, Result};
@@ -65,6 +66,9 @@ pub(super) fn measured(model: &Model, settings: &Settings) -> Result<Vec<Instanc
         parallel: Parallel { pipeline, ..Parallel::default() },
         microbatches: 1,
         memory_limit: None,
+        // One rank averages with nobody.
+        controller: Arc::new(EveryStep),
+        share: BatchShare::WHOLE,
         ..settings.clone()
     };
     let seed = settings.seed;

@@ -118,21 +118,19 @@ impl Parallel {
             strategies.push(Arc::new(Sequence { stream: config.stream, ..Sequence::default() }));
         }
         if config.cp.get() > 1 && !search {
+            let order = match config.cp_order {
+                CpOrder::Block => Order::Block,
+                CpOrder::Zigzag => Order::Zigzag,
+                CpOrder::Striped => Order::Striped,
+            };
             strategies.push(match config.cp_kind {
-                CpKind::AllGather => Arc::new(AllGatherKv::default()),
+                CpKind::AllGather => Arc::new(AllGatherKv { order, ..AllGatherKv::default() }),
                 CpKind::Ulysses => {
                     let heads = config.tensor_shape().map_or(config.tp.get(), |s| s.heads);
                     let alike = config.tp.get() / heads.max(1);
                     Arc::new(Ulysses { alike, ..Ulysses::default() })
                 }
-                CpKind::Ring => {
-                    let order = match config.cp_order {
-                        CpOrder::Block => Order::Block,
-                        CpOrder::Zigzag => Order::Zigzag,
-                        CpOrder::Striped => Order::Striped,
-                    };
-                    Arc::new(Ring { order, ..Ring::default() })
-                }
+                CpKind::Ring => Arc::new(Ring { order, ..Ring::default() }),
                 CpKind::Rsa => Arc::new(RingSelfAttention::default()),
             });
         }

@@ -21,6 +21,8 @@ const CHOICES: [&[(&str, usize)]; 6] = [
         ("parallel.dp=2 parallel.zero=2", 2),
         ("parallel.dp=2 parallel.zero=3", 2),
         ("parallel.dp=2 parallel.fsdp=true", 2),
+        ("parallel.dp=2 parallel.sync=dataparallel", 2),
+        ("parallel.dp=2 parallel.sync=local-sgd parallel.sync_every=2", 2),
     ],
     &[
         ("", 1),
@@ -28,6 +30,9 @@ const CHOICES: [&[(&str, usize)]; 6] = [
         ("parallel.tp=2 parallel.sp=true", 2),
         ("parallel.cp=2 parallel.cp_kind=ulysses", 2),
         ("parallel.cp=2 parallel.cp_kind=ring", 2),
+        ("parallel.cp=2 parallel.cp_kind=rsa", 2),
+        ("parallel.cp=2 parallel.cp_kind=allgather parallel.cp_order=zigzag", 2),
+        ("parallel.tp=4 parallel.tp_kind=2d parallel.stream=true", 4),
     ],
     &[
         ("", 1),

@@ -3,9 +3,9 @@
 //!
 //! It annotates the sequence dims of data and boundary values; the rule of attention says that it
 //! needs all keys and values, so the gathers and the reduce-scatters of their gradients follow
-//! automatically.
+//! automatically. In zigzag, as LLaMA 3's training has it, every rank has as much of a causal mask as any other.
 
-use phalanx_ir::Role;
+use phalanx_ir::{Order, Role};
 
 use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
@@ -16,11 +16,13 @@ use crate::error::SpmdError;
 pub struct AllGatherKv {
     /// The axis.
     pub axis: String,
+    /// How positions are distributed to its ranks.
+    pub order: Order,
 }
 
 impl Default for AllGatherKv {
     fn default() -> Self {
-        Self { axis: "cp".to_owned() }
+        Self { axis: "cp".to_owned(), order: Order::Block }
     }
 }
 
@@ -38,6 +40,9 @@ impl Strategy for AllGatherKv {
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        if self.order != Order::Block && ctx.degree(&self.axis) > 1 {
+            ctx.order(&self.axis, self.order)?;
+        }
         shard_sequence(ctx, &self.axis)
     }
 }
@@ -52,7 +57,8 @@ pub(super) fn shard_sequence(ctx: &mut Annotator<'_>, axis: &str) -> Result<(), 
     for value in data.chain(ctx.boundaries()).collect::<Vec<_>>() {
         if program.ty(value).shape.len() < 2 {
             return Err(ctx.refuse(format!(
-                "{} has no sequence dim that `{axis}` could shard",
+                "{} has no sequence dim that `{axis}` could shard\n  \
+                 nearest that work: data parallelism; or the height of images on ranks of `tp`",
                 program.ty(value)
             )));
         }

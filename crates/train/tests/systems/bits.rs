@@ -112,3 +112,26 @@ fn replicas_are_bitwise_identical() {
         }
     }
 }
+
+/// Blocks are made of a program before it is cut into parts: what is computed again has the bits of what would have been kept.
+#[test]
+fn what_comes_block_by_block_again_has_the_same_bits() {
+    let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+    let bf16 = ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"];
+    for layout in [
+        &["parallel.tp=4", "parallel.tp_kind=2d", "parallel.stream=true"][..],
+        &["parallel.tp=8", "parallel.tp_kind=3d", "parallel.stream=true"],
+        &["parallel.tp=2", "parallel.sp=true", "parallel.stream=true"],
+        &["parallel.cp=4", "parallel.cp_kind=ring"],
+        &["parallel.cp=2", "parallel.cp_kind=rsa"],
+    ] {
+        for precision in [&f32, &bf16] {
+            let run = |recompute: &str| {
+                let more = [recompute, "model.dropout=0.1"];
+                params(&gpt(&[layout, &precision[..], &more].concat()), None, 3)
+            };
+            let same = run("train.recompute=none") == run("train.recompute=full");
+            assert!(same, "{layout:?} {precision:?}");
+        }
+    }
+}

@@ -210,3 +210,47 @@ fn a_ring_of_two_holds_half_of_what_is_gathered() {
         assert!(workspace(&ring, part) < workspace(&gathered, part), "{part:?}");
     }
 }
+
+/// On more ranks two blocks of keys and of values are here: those of a step and those of the next one. In the backward so is
+/// one of the sums of each of their gradients; what a rank adds to them is its own.
+#[test]
+fn a_longer_ring_holds_two_blocks_of_each() {
+    let ring = laid(&layer(8, "flash"), Some(on("cp=4", [shared(Ring::default())])));
+    let block = (BATCH * SEQ / 4 * WIDTH * 8) as usize;
+    for (part, blocks) in [(Part::F, 4), (Part::BW, 6)] {
+        let held = foreign_at_once(ring.lowered.compiled().program(1, part));
+        assert_eq!(held, blocks * block, "{part:?}");
+    }
+}
+
+/// Gathered keys lie in the order of positions, whatever the order in which queries are distributed: the same numbers, and
+/// the same bytes.
+#[test]
+fn keys_are_gathered_from_any_order() {
+    for order in [Order::Zigzag, Order::Striped] {
+        for degree in [2, 4] {
+            let kv = BATCH * SEQ * (WIDTH / HEADS * 2);
+            let once = 2 * kv * (degree - 1) / degree;
+            let gathered = AllGatherKv { order, ..AllGatherKv::default() };
+            let ([forward, backward], what) = sent(2, degree, shared(gathered));
+            assert_eq!((forward, backward), (once, 2 * once), "{what}");
+        }
+        let order = format!("parallel.cp_order={}", order.name());
+        let gathered = ["parallel.cp_kind=allgather", &order];
+        for more in [
+            &["parallel.cp=2"][..],
+            &["parallel.cp=4", "train.seq_len=13", "model.kv_heads=1"],
+            &["parallel.cp=3", "train.seq_len=7", "train.recompute=full"],
+            &["parallel.cp=2", "parallel.tp=2", "parallel.dp=2", "parallel.zero=3"],
+            &["parallel.cp=2", "parallel.pp=2", "train.microbatches=2"],
+            &["parallel.cp=2", "model.attention=materialised", "train.recompute=selective"],
+        ] {
+            let sets = [&gathered[..], more].concat();
+            agrees(&format!("{sets:?}"), &llama(&sets), None);
+        }
+        // Learned positions and dropout.
+        let sets = ["parallel.cp=2", "model.dropout=0.2", "optim.eps=1e-6"];
+        let sets = [&gathered[..], &sets].concat();
+        agrees(&format!("gpt2, {sets:?}"), &gpt(&sets), None);
+    }
+}

@@ -4,7 +4,7 @@ use phalanx_config::Loaded;
 use phalanx_script::Part;
 use phalanx_spmd::strategies::{Cube, Gspmd, Optimus};
 
-use crate::support::{Laid, agrees, foreign_at_once, gpt, laid, llama, on, shared};
+use crate::support::{Laid, agrees, foreign_at_once, gpt, is_reduce, laid, llama, on, shared};
 
 fn square(loaded: &Loaded, q: usize, depth: usize, stream: bool) -> Laid {
     let strategy = shared(Optimus { depth, stream, ..Optimus::default() });
@@ -173,6 +173,33 @@ fn squares_move_what_summa_moves() {
     }
 }
 
+/// Full recomputation moves what the forward moves once more, but for the last product, whose result nobody needs.
+#[test]
+fn a_square_that_runs_again_moves_once_more() {
+    let part = |elements: u64| 2 * (elements / 4);
+    for stream in [false, true] {
+        let once = square(&layer(&[]), 2, 1, stream);
+        let again = square(&layer(&["train.recompute=full"]), 2, 1, stream);
+        let more = |side| {
+            let of = |laid| moved(laid, Part::BW, "all_gather", side);
+            of(&again) - of(&once)
+        };
+        assert_eq!(more(0), part(W + VECTORS - 4 * H * H - H), "weights, {stream}");
+        let norms = exchanged(8 * 64 / 2, 2);
+        assert_eq!(more(1), part(X - 4 * BSH) + norms, "inputs, {stream}");
+    }
+}
+
+/// Squares hold the same weights, and sum their gradients: 2(d−1)/d·W/q² more, in f32, once a step.
+#[test]
+fn squares_sum_their_gradients_over_the_depth() {
+    let (flat, deep) = (square(&layer(&[]), 2, 1, false), square(&layer(&[]), 2, 2, false));
+    let summed = |laid: &Laid| laid.moved("all_reduce", is_reduce).bytes;
+    assert_eq!((summed(&flat), flat.elements()), (0, deep.elements()));
+    let depth = 2;
+    assert_eq!(summed(&deep), 4 * 2 * (depth - 1) * deep.elements() / depth);
+}
+
 /// Over rows a layer of the recipe moves 3(W/v)(u−1)/u elements, over columns 10·bsh/u·(v−1)/v: two gathers and two
 /// scatters in each direction, and the inputs of first products once more for the gradients of their weights; twelve if
 /// these run apart.
@@ -218,6 +245,11 @@ fn check_cube(stream: bool) {
     assert_eq!(of(Part::F, "reduce_scatter"), (0, 2 * part(Y)));
     assert_eq!(of(Part::BW, "all_gather"), (2 * part(W), 2 * part(X + Y) + norms));
     assert_eq!(of(Part::BW, "reduce_scatter"), (4 * part(W), 2 * part(X)));
+    // Run apart, both gradients of a product gather that of its result.
+    assert_eq!(of(Part::B, "all_gather"), (2 * part(W), 2 * part(Y) + norms));
+    assert_eq!(of(Part::B, "reduce_scatter"), (0, 2 * part(X)));
+    assert_eq!(of(Part::W, "all_gather"), (0, 2 * part(X + Y)));
+    assert_eq!(of(Part::W, "reduce_scatter"), (4 * part(W), 0));
 }
 
 /// Of parameters, a rank of a square holds 1/q², of a cube 1/q³, of a grid 1/uv; and of what a layer keeps 1/q²d, but
@@ -243,7 +275,23 @@ fn nothing_is_replicated() {
             .map(|p| block.ty(p.value).local_bytes(laid.lowered.mesh()) / 2)
             .sum();
         assert_eq!(held as u64, all / weights);
+        shares(&laid, weights as usize);
         assert_eq!(kept(&laid), (one - statistics) / values + statistics / samples);
+    }
+}
+
+/// Every parameter, those of the embedding and of the head too, lies in as many parts.
+fn shares(laid: &Laid, parts: usize) {
+    for segment in 0..3 {
+        let program = laid.lowered.compiled().program(segment, Part::F);
+        for port in program.inputs_with(phalanx_ir::Role::Param) {
+            let ty = program.ty(port.value);
+            let held = ty.local_bytes(program.mesh()) / ty.dtype.size();
+            // A vocabulary that columns do not divide is padded.
+            let [whole, padded] = [ty.elements(), ty.elements() + 4 * H as usize];
+            let parts = held * parts;
+            assert!((whole..=padded).contains(&parts), "{} {}: {held}", program.name, port.name);
+        }
     }
 }
 

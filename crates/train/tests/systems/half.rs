@@ -2,9 +2,10 @@
 //! every layout that adds in the same order.
 
 use phalanx_config::Loaded;
+use phalanx_inspect::verify::verify_as;
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
-use phalanx_session::{Session, StepResult};
+use phalanx_session::{Session, StepResult, host};
 
 use crate::support::{agrees, llama, models, settings};
 
@@ -104,6 +105,60 @@ fn layouts_that_add_alike_have_the_same_bits() {
     for zero in ["parallel.zero=1", "parallel.zero=2"] {
         assert!(run(&[zero]) == expected, "{zero}");
     }
+}
+
+/// A pipeline sums micro-batches in the order of one rank. (Where all forwards come first, or a schedule cuts the backward,
+/// the head goes forward and back in several runs, which round in their own way.)
+#[test]
+fn pipelines_have_the_bits_of_one_rank() {
+    let run = |more: &[&str]| {
+        let own = ["precision.initial_scale_power=24", "precision.loss_scale_window=4"];
+        let cut = ["train.microbatches=4", "model.layers=4", "optim.clip=none"];
+        let taken = steps(&llama(&[&F16[..], &own, &cut, more].concat()), 8);
+        taken.into_iter().map(|(result, bits)| (result.scaling, bits)).collect::<Vec<_>>()
+    };
+    let expected = run(&[]);
+    assert!(expected.iter().any(|(scaling, _)| scaling.unwrap().overflowed));
+    for schedule in ["naive", "1f1b", "interleaved"] {
+        let schedule = format!("parallel.schedule={schedule}");
+        assert!(run(&["parallel.pp=2", &schedule]) == expected, "{schedule}");
+    }
+}
+
+/// Overflows that are far from the largest number are decided alike in every layout: the same scales, bit by bit, the same
+/// steps that change nothing.
+#[test]
+fn every_layout_decides_alike() {
+    let own = ["precision.initial_scale_power=24", "precision.loss_scale_window=3"];
+    for layout in [
+        &["parallel.dp=2", "parallel.sync=dataparallel"][..],
+        &["parallel.dp=2", "parallel.zero=3", "train.recompute=full"],
+        &["parallel.tp=2", "parallel.sp=true", "parallel.stream=true"],
+        &["parallel.tp=4", "parallel.tp_kind=2d", "parallel.stream=true"],
+        &["parallel.tp=8", "parallel.tp_kind=3d"],
+        &["parallel.cp=2", "parallel.cp_kind=ring"],
+        &["parallel.pp=2", "train.microbatches=2", "parallel.schedule=zb-h1"],
+    ] {
+        let more = ["model.init_std=0.1"];
+        let loaded = llama(&[&F16[..], &own, &more, layout].concat());
+        let found = verify_as(&loaded, settings(&loaded, None), 16, &*host::threads()).unwrap();
+        assert_eq!(found.scale_flips, Some(0), "{layout:?}: {found:#?}");
+        assert!(found.ok, "{layout:?}: {found:#?}");
+    }
+    let bf16 = llama(&["precision.compute=bf16", "parallel.dp=2"]);
+    assert_eq!(agrees("bf16", &bf16, None).scale_flips, None);
+}
+
+/// Where no step is applied there is nothing to compare, and `verify` says so.
+#[test]
+fn a_scale_that_every_step_overflows_compares_nothing() {
+    let loaded = llama(&[&F16[..], &["precision.initial_scale_power=40"]].concat());
+    let error = verify_as(&loaded, settings(&loaded, None), 3, &*host::threads()).unwrap_err();
+    let text = error.to_string();
+    for part in ["none of 3 steps", "precision.initial_scale_power", "--steps"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(error.exit_code(), 1);
 }
 
 #[test]

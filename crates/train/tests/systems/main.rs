@@ -13,6 +13,7 @@ mod data_parallel;
 mod ddp;
 mod delays;
 mod encoder_decoder;
+mod evaluation;
 mod experts;
 mod foreign;
 mod fsdp;

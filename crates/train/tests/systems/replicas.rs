@@ -55,6 +55,11 @@ fn replicas_have_any_layout_inside() {
         &["parallel.cp=2", "parallel.zero=3"],
         &["parallel.pp=2", "train.microbatches=2"],
         &["parallel.pp=2", "train.microbatches=2", "parallel.tp=2", "parallel.schedule=zb-h1"],
+        // What is measured for a schedule, or for even stages, is measured on one rank, which averages with nobody.
+        &["parallel.pp=2", "train.microbatches=2", "parallel.schedule=zb-auto"],
+        &["parallel.pp=2", "train.microbatches=2", "parallel.split=measured"],
+        &["parallel.tp=4", "parallel.tp_kind=2d", "parallel.stream=true"],
+        &["parallel.cp=2", "parallel.cp_kind=ring"],
         &["parallel.dp=4", "parallel.order=dp-tp-cp-pp"],
         &[
             "precision.compute=bf16",

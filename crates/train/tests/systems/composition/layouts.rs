@@ -9,13 +9,14 @@ use phalanx_spmd::strategies::{
     WeightUpdateSharding, Zero,
 };
 
-use super::{SHAPES, System, TENSOR, pipeline};
+use super::{APART, SHAPES, System, TENSOR, pipeline};
 use crate::support::{on, shared, try_cnn, try_gpt, try_llama};
 use System as S;
 
 /// The configuration; a refusal is an answer.
 pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
     let has = |system| systems.contains(&system);
+    let batch = samples(systems).map(|count| format!("train.batch_size={count}"));
     // Images have no initial deviation: that network starts as PyTorch's.
     let mut sets = if has(S::Images) { vec![] } else { vec!["model.init_std=0.1"] };
     if has(S::Blocks) && !streams(systems) {
@@ -43,14 +44,7 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
         }
         _ => sets.push("train.microbatches=2"),
     }
-    if SHAPES.iter().any(|(shape, _)| has(*shape)) {
-        // Every rank of a square or cube gets samples of each micro-batch.
-        sets.push(match (has(S::Microbatches), has(S::BPipe)) {
-            (true, true) => "train.batch_size=128",
-            (false, false) => "train.batch_size=32",
-            _ => "train.batch_size=64",
-        });
-    }
+    sets.extend(batch.as_deref());
     if pipeline(systems).is_some() && !has(S::Images) {
         sets.push("model.layers=4");
     }
@@ -63,9 +57,18 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
     if has(S::Lamb) {
         sets.push("optim.kind=lamb");
     }
-    if has(S::Local) {
+    if has(S::Adafactor) {
+        sets.push("optim.kind=adafactor");
+        // The gradient of GPT-2's key bias is zero but for rounding, which makes no steps then.
+        sets.extend(has(S::Gpt2).then_some("optim.eps=1e-12"));
+    }
+    if let Some(how) = APART.into_iter().find(|how| has(*how)) {
         // Of the two steps, the second ends with an average.
-        sets.extend(["parallel.dp=2", "parallel.sync=local-sgd", "parallel.sync_every=2"]);
+        sets.extend(["parallel.dp=2", "parallel.sync_every=2"]);
+        sets.push(match how {
+            S::Average => "parallel.sync=average",
+            _ => "parallel.sync=local-sgd",
+        });
     }
     if has(S::Experts) {
         // The second of two layers has experts, and some tokens find no place. Rounded to 16 bits, some
@@ -76,7 +79,7 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
             true => ["model.capacity=1.0", "model.top_k=4"],
         });
     }
-    if has(S::Experts) && has(S::Local) {
+    if has(S::Experts) && APART.into_iter().any(has) {
         sets.push("parallel.ep=2");
     }
     match (has(S::Gpt2), has(S::Images)) {
@@ -85,6 +88,25 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
         (_, true) => try_cnn(&sets),
         _ => try_llama(&sets),
     }
+}
+
+/// The samples of a step, where they are not as many as for one language model.
+fn samples(systems: &[System]) -> Option<usize> {
+    let has = |system| systems.contains(&system);
+    let shaped = SHAPES.iter().any(|(shape, _)| has(*shape));
+    if has(S::Images) {
+        // Images are large: as few as all ranks need.
+        let more = [S::Microbatches, S::BPipe].into_iter().filter(|system| has(*system)).count();
+        let microbatches = if pipeline(systems).is_some() { 2 << more } else { 1 << more };
+        let replicas = if has(S::Hybrid) { 4 } else { 2 };
+        return Some(replicas * microbatches * if shaped { 4 } else { 1 });
+    }
+    // Every rank of a square or cube gets samples of each micro-batch.
+    shaped.then(|| match (has(S::Microbatches), has(S::BPipe)) {
+        (true, true) => 128,
+        (false, false) => 32,
+        _ => 64,
+    })
 }
 
 /// Whether something gathers operands of products, which can come block by block.
@@ -113,7 +135,7 @@ pub(super) fn layout(systems: &[System]) -> Parallel {
         let several = has(S::Hybrid) || has(S::Experts) && !context && !tensor;
         axes.push(if several && !crowded { "dp=4" } else { "dp=2" });
     }
-    axes.extend((has(S::Local) && !has(S::Experts)).then_some("dp=2"));
+    axes.extend((APART.into_iter().any(has) && !has(S::Experts)).then_some("dp=2"));
     axes.extend(context.then_some("cp=2"));
     axes.extend(both.then_some("kv=2"));
     axes.extend(shape.map(|(_, ranks)| ranks).or(tensor.then_some("tp=2")));
@@ -145,7 +167,7 @@ pub(super) fn layout(systems: &[System]) -> Parallel {
             S::Grid => Some(shared(Gspmd { stream, ..Gspmd::default() })),
             S::AllGatherKv => {
                 let axis = if both { "kv" } else { "cp" }.to_owned();
-                Some(shared(AllGatherKv { axis }))
+                Some(shared(AllGatherKv { axis, ..AllGatherKv::default() }))
             }
             _ => None,
         });

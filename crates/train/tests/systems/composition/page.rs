@@ -8,8 +8,8 @@ use super::{ALL, Cell, Combination, System, named};
 const HEAD: &str = "# Which systems work together
 
 There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
-This page shows the results of running every system, every pair and every triple of them on a mesh of up
-to eight ranks, or 32 with a square or cube of them (in each of two stages, if one of them is a pipeline), compared with one rank by `verify`. A cell is ✓ only if it ran, every loss, gradient and
+This page shows the results of running every system, every pair and every triple of them (`cnn` in pairs alone: `cargo test` tries it
+with some two others at a time) on a mesh of up to eight ranks, or 32 with a square or cube of them (in each of two stages, if one of them is a pipeline), compared with one rank by `verify`. A cell is ✓ only if it ran, every loss, gradient and
 parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
 command that runs them all and writes this page:
 
@@ -28,20 +28,21 @@ With `new` instead of `all` it runs those that the page does not have yet.
 | fsdp | fully sharded, root unit kept |
 | hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
 | wus | weight-update sharding |
-| local-sgd | replicas that train by themselves, dp 2; the second of two steps ends with their mean |
+| local-sgd, average | replicas that train by themselves, dp 2; the second of two steps ends with the mean of weights and momenta, or of weights |
 | ep | four experts in every second layer, on two of the data-parallel ranks, which are four where nothing splits tensors or sequences |
 | tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
 | tp-plan | tensor parallelism of the MLP alone, by parameter names, tp 2 |
 | 2d, 2.5d, 3d | tensor parallelism on a square of 2 × 2 ranks, on two of them, on a cube of 2 × 2 × 2 |
 | gspmd | GSPMD's 2-D recipe on a grid of 2 × 2 ranks |
+| blocks | products of such a shape, or of sequence parallelism, block by block: `parallel.stream` |
 | ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
 | ring | Ring Attention in zigzag order, cp 2 |
 | rsa | Ring Self-Attention with stored scores, cp 2 |
 | selective, full | recomputation (selective: with materialised attention) |
 | mb | two micro-batches |
 | bf16, f16 | 16-bit weights and computation, f32 masters (compared within 5%); f16 with a dynamic loss scale |
-| lamb | LAMB instead of AdamW |
-| gpt2 | GPT-2 with biases, a tied head and dropout; otherwise LLaMA with grouped heads |
+| lamb, adafactor | instead of AdamW |
+| gpt2, cnn | GPT-2 with biases, a tied head and dropout; the network of images, heights or channels on ranks, SGD; otherwise LLaMA with grouped heads |
 | naive, gpipe, vectorised, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, zb-auto, v-half, v-min, chimera, dualpipe | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
 | bpipe | a pipeline of four stages and four micro-batches, as fewer have nothing to park; with mb: eight |
 | 1f1b-pb | 1f1b with the longer warm-up, DAPPLE's PB |
@@ -74,21 +75,27 @@ pub(super) fn written(cells: &BTreeMap<Combination, Cell>) -> String {
     let green = cells.values().filter(|c| **c == Cell::Green).count();
     let mut text = HEAD.to_owned();
     let _ = writeln!(text, "\n{green} of {} cells ran and matched.", cells.len());
-    let names: Vec<&str> = ALL.iter().map(|(_, name)| *name).collect();
-    let line = "---|".repeat(ALL.len());
-    let head = format!("| {} |\n|---|{line}\n", names.join(" | "));
-    let row = |text: &mut String, first: &[System]| {
-        let cells: Vec<&str> = ALL.map(|(s, _)| marks[&*joined(first, s)].as_str()).to_vec();
+    let all: Vec<System> = ALL.iter().map(|(system, _)| *system).collect();
+    let three: Vec<System> = all.iter().copied().filter(|system| system.in_triples()).collect();
+    let head = |text: &mut String, columns: &[System]| {
+        let names: Vec<&str> = columns.iter().map(|system| system.name()).collect();
+        let _ = writeln!(text, "| | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
+    };
+    let row = |text: &mut String, first: &[System], columns: &[System]| {
+        let mark = |system: &System| marks[&*joined(first, *system)].as_str();
+        let cells: Vec<&str> = columns.iter().map(mark).collect();
         let _ = writeln!(text, "| {} | {} |", named(first), cells.join(" | "));
     };
-    let _ = write!(text, "\n## Pairs\n\nOn the diagonal: the system alone.\n\n| {head}");
-    for (a, _) in ALL {
-        row(&mut text, &[a]);
+    text.push_str("\n## Pairs\n\nOn the diagonal: the system alone.\n\n");
+    head(&mut text, &all);
+    for &a in &all {
+        row(&mut text, &[a], &all);
     }
-    let _ = write!(text, "\n## Triples\n\n| {head}");
-    for (i, &(a, _)) in ALL.iter().enumerate() {
-        for &(b, _) in &ALL[i + 1..] {
-            row(&mut text, &[a, b]);
+    text.push_str("\n## Triples\n\n");
+    head(&mut text, &three);
+    for (i, &a) in three.iter().enumerate() {
+        for &b in &three[i + 1..] {
+            row(&mut text, &[a, b], &three);
         }
     }
     text.push_str("\n## Why some are refused\n\n");
