@@ -171,7 +171,7 @@ layouts() {
   for kind in adamw adam sgd lion lamb; do
     verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
   done
-  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.cp=2,parallel.cp_kind=rsa parallel.pp=2,train.microbatches=4 parallel.tp=4,parallel.tp_kind=2d,parallel.stream=true parallel.dp=2,parallel.sync=dataparallel precision.initial_scale_power=24,parallel.dp=2; do
+  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.cp=2,parallel.cp_kind=rsa parallel.pp=2,train.microbatches=4 parallel.tp=4,parallel.tp_kind=2d,parallel.stream=true parallel.dp=2,parallel.sync=dataparallel precision.initial_scale_power=24,precision.hysteresis=1,parallel.dp=2; do
     verify "f16 ${layout:-one rank}" precision.compute=f16 precision.weights=f16 ${layout//,/ }
   done
   for layout in "" parallel.tp=2,parallel.dp=2,parallel.zero=2 parallel.pp=2,train.microbatches=4; do
