@@ -17,6 +17,7 @@ mod fused_attention;
 mod generate;
 mod kernels;
 mod libraries;
+mod piece;
 mod products;
 mod ranks;
 mod requirements;

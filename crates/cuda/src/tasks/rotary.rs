@@ -7,7 +7,7 @@ use phalanx_ir::ops::Rotary;
 use phalanx_ir::{DType, Instr, Op, OpDef};
 
 use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks, Var};
-use crate::beside::Piece;
+use crate::piece::Piece;
 use crate::kernels::{KernelSpec, Source};
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
