@@ -287,6 +287,8 @@ pub struct Accumulator {
     pub dtype: DType,
     /// For each update: every summand that this rank adds.
     pub complete: Vec<Vec<Contribution>>,
+    /// For each update: what other stage groups add, which comes in messages.
+    pub brought: Vec<Vec<Contribution>>,
     /// Whether the script before has left it complete, for an update of its own before those.
     pub left: bool,
     /// Axes along which other ranks add their summands: the stage groups that share a parameter.

@@ -17,6 +17,7 @@ mod reduce;
 mod rescale;
 mod rounds;
 mod save;
+mod ties;
 mod train;
 mod update;
 mod versions;
@@ -48,6 +49,7 @@ use versions::VersionPlaces;
 pub use ahead::AheadPart;
 pub use average::{ReplicaRanks, average_script};
 pub use hold::{HeldRange, UnitBuffers};
+pub(crate) use ties::is_apart;
 pub use train::{ahead_script, saving_script, train_script};
 pub use world::World;
 

@@ -1,10 +1,12 @@
 //! The checker: what a gradient buffer holds is typed, so no contribution is lost, doubled or
 //! forgotten, and every read finds something written. Weights that have versions are typed by them.
 
+mod across;
+mod complete;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, DType, Op, TensorType};
+use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{
     Accumulator, Action, BufferId, Contribution, Kind, Run, Script, Source, Write,
@@ -83,6 +85,10 @@ struct Gradients<'a> {
     complete: BTreeMap<BufferId, (DType, Vec<BTreeSet<Contribution>>)>,
     /// Axes along which other stage groups add to a buffer.
     shared: BTreeMap<BufferId, BTreeSet<Axis>>,
+    /// What each update of a buffer needs besides, which other stage groups add.
+    brought: BTreeMap<BufferId, Vec<BTreeSet<Contribution>>>,
+    /// What was sent to those, and comes back with theirs.
+    sent: BTreeSet<BufferId>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
     reduced: BTreeSet<BufferId>,
@@ -96,17 +102,22 @@ type Bad<'b> = &'b dyn Fn(String, &str) -> ScriptError;
 impl<'a> Gradients<'a> {
     fn new(script: &'a Script) -> Self {
         let accumulators = script.accumulators.iter();
+        // What the script before has left needs nothing more.
+        let each = |own: &Accumulator,
+                    lists: &[Vec<Contribution>]|
+         -> Vec<BTreeSet<Contribution>> {
+            let left = own.left.then(BTreeSet::new);
+            left.into_iter().chain(lists.iter().map(|all| all.iter().copied().collect())).collect()
+        };
         Self {
             script,
             shared: accumulators.clone().map(|a| (a.buffer, a.shared.clone())).collect(),
             complete: accumulators
-                .map(|a| {
-                    // What the script before has left needs nothing more.
-                    let left = a.left.then(BTreeSet::new);
-                    let own = a.complete.iter().map(|all| all.iter().copied().collect());
-                    (a.buffer, (a.dtype, left.into_iter().chain(own).collect()))
-                })
+                .clone()
+                .map(|a| (a.buffer, (a.dtype, each(a, &a.complete))))
                 .collect(),
+            brought: accumulators.map(|a| (a.buffer, each(a, &a.brought))).collect(),
+            sent: BTreeSet::new(),
             holds: BTreeMap::new(),
             partial: BTreeMap::new(),
             reduced: BTreeSet::new(),
@@ -139,6 +150,8 @@ impl<'a> Gradients<'a> {
             }
             Kind::Clear { run } => self.clear(run, &bad),
             Kind::Reduce { run, from, into } => self.reduce(run, *from, *into, &bad),
+            Kind::Send { buffer, .. } => self.sends(*buffer, &bad),
+            Kind::Receive { buffer, .. } => self.arrives(*buffer, &bad),
             _ => Ok(()),
         }
     }
@@ -167,6 +180,7 @@ impl<'a> Gradients<'a> {
         if self.has_next(gradient) {
             self.holds.remove(&gradient);
             self.reduced.remove(&gradient);
+            self.sent.remove(&gradient);
             self.partial.remove(&gradient);
         }
     }
@@ -245,23 +259,12 @@ impl<'a> Gradients<'a> {
         let write = run.outputs.first().map_or(Write::Overwrite, |(_, write)| *write);
         let moved = std::mem::take(self.holds.entry(from).or_default());
         let moved: Vec<Contribution> = moved.into_iter().collect();
+        // What other stage groups add is a sum over their ranks already.
+        let summed = self.is_brought(from).then(|| self.reduced.take(&into)).flatten();
         self.contribute(into, write, &moved, bad)?;
+        self.reduced.extend(summed);
         self.partial.remove(&from);
         self.same_partial(into, &rest, bad)
-    }
-
-    /// Whether a sum over ranks ends on another rank alone.
-    fn is_given(&self, run: &Run) -> bool {
-        let entry = &self.script.programs[run.program.0];
-        let (program, place) = (entry.program(), entry.place(self.script.rank));
-        program.instrs().iter().any(|instr| match &instr.op {
-            Op::Collective(Collective {
-                kind: CollectiveKind::ReduceBlock { block, .. },
-                axes,
-                ..
-            }) if instr.inputs.len() == 1 => program.mesh().shard(place, axes) != *block,
-            _ => false,
-        })
     }
 
     /// A contribution must have the accumulator's element type; if it is a partial sum, the
@@ -335,6 +338,12 @@ impl<'a> Gradients<'a> {
                 "the contribution would stay on this rank; reduce after the last micro-batch",
             ));
         }
+        if self.sent.contains(&buffer) {
+            return Err(bad(
+                format!("`{}` was already sent to the stage groups that share it", name()),
+                "the contribution would be lost; send after the last micro-batch",
+            ));
+        }
         let holds = self.holds.entry(buffer).or_default();
         for added in new {
             // Contributions of one parameter lie together.
@@ -378,41 +387,6 @@ impl<'a> Gradients<'a> {
                     self.name(view.buffer)
                 ),
                 "a gradient buffer holds gradients alone; bind another buffer",
-            )),
-        }
-    }
-
-    /// An action that reads a gradient, for an update or for the norm, needs all of it.
-    fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
-        self.is_complete(buffer, bad)?;
-        if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
-            return Err(bad(
-                format!("`{}` is still a partial sum over `{axis}`", self.name(buffer)),
-                "reduce it before it is read",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Checks that a buffer has every contribution that it needs.
-    fn is_complete(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
-        let empty = BTreeSet::new();
-        let holds = self.holds.get(&buffer).unwrap_or(&empty);
-        let done = self.updates(buffer);
-        // After the last update, its gradient can still be read.
-        let each = self.complete.get(&buffer).map_or(&[][..], |(_, each)| each);
-        let complete = each.get(done).or(each.last()).unwrap_or(&empty);
-        match complete.difference(holds).next() {
-            None => Ok(()),
-            Some(missing) => Err(bad(
-                format!(
-                    "`{}` lacks the contribution of {} (it has {} of {})",
-                    self.name(buffer),
-                    self.script.names.describe(missing),
-                    holds.len(),
-                    complete.len()
-                ),
-                "read it after every user of the parameter has added its gradient",
             )),
         }
     }

@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use phalanx_ir::{DType, ElementRun, Mesh, TensorType};
 
@@ -58,6 +59,24 @@ pub fn edge(
     mesh_b: &Mesh,
     ranks_b: &[usize],
 ) -> Result<Vec<EdgePiece>, ScriptError> {
+    let whole = |ty: &TensorType, mesh: &Mesh| {
+        let block = 0..ty.local_shape(mesh).iter().product();
+        vec![block; mesh.ranks()]
+    };
+    let parts = [&whole(a, mesh_a)[..], &whole(b, mesh_b)];
+    edge_of_parts((a, mesh_a, ranks_a), (b, mesh_b, ranks_b), parts)
+}
+
+/// One end of an edge: a type, a mesh, and the numbers of its ranks in the world.
+type EdgeEnd<'a> = (&'a TensorType, &'a Mesh, &'a [usize]);
+
+/// The same where each rank of either mesh has only a part of its block's elements. Ranks that have the same block have
+/// the same part of it, or different elements, and together all of them.
+pub(crate) fn edge_of_parts(
+    (a, mesh_a, ranks_a): EdgeEnd<'_>,
+    (b, mesh_b, ranks_b): EdgeEnd<'_>,
+    [parts_a, parts_b]: [&[Range<usize>]; 2],
+) -> Result<Vec<EdgePiece>, ScriptError> {
     let (from, to) = (Side::new(a, mesh_a, ranks_a)?, Side::new(b, mesh_b, ranks_b)?);
     if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
         let what = format!("{a} is sent, but {b} is expected");
@@ -69,9 +88,13 @@ pub fn edge(
     for receiver in &receivers {
         for sender in &senders {
             let stretches = sender.stretches_to(receiver);
-            if !stretches.is_empty() {
-                let all = receiver.positions.iter();
-                wanted.extend(all.map(|&to| Wanted { to, sender, stretches: stretches.clone() }));
+            for (part, holders) in sender.parts(parts_a) {
+                for &to in &receiver.positions {
+                    let stretches = within(&stretches, [&part, &parts_b[to]]);
+                    if !stretches.is_empty() {
+                        wanted.push(Wanted { to, holders: holders.clone(), stretches });
+                    }
+                }
             }
         }
     }
@@ -154,6 +177,18 @@ struct Holding {
 }
 
 impl Holding {
+    /// The different parts of the block, each with the positions of the ranks that have it.
+    fn parts(&self, parts: &[Range<usize>]) -> Vec<(Range<usize>, Vec<usize>)> {
+        let mut found: Vec<(Range<usize>, Vec<usize>)> = Vec::new();
+        for &position in &self.positions {
+            match found.iter_mut().find(|(part, _)| *part == parts[position]) {
+                Some((_, holders)) => holders.push(position),
+                None => found.push((parts[position].clone(), vec![position])),
+            }
+        }
+        found
+    }
+
     /// The elements that both blocks hold.
     fn stretches_to(&self, other: &Holding) -> Vec<Stretch> {
         if !self.elements.is_empty() && (self.size, &self.elements) == (other.size, &other.elements)
@@ -177,6 +212,18 @@ impl Holding {
     }
 }
 
+/// What of these stretches lies in a part of the sender's block, and in one of the receiver's.
+fn within(stretches: &[Stretch], [from, to]: [&Range<usize>; 2]) -> Vec<Stretch> {
+    let cut = |stretch: &Stretch| {
+        let Stretch { source, target, len } = *stretch;
+        let skip = from.start.saturating_sub(source).max(to.start.saturating_sub(target));
+        let end = from.end.saturating_sub(source).min(to.end.saturating_sub(target)).min(len);
+        let cut = || Stretch { source: source + skip, target: target + skip, len: end - skip };
+        (skip < end).then(cut)
+    };
+    stretches.iter().filter_map(cut).collect()
+}
+
 /// Adds a stretch; extends the one before it if it continues it in both blocks.
 fn push(stretches: &mut Vec<Stretch>, new: Stretch) {
     match stretches.last_mut() {
@@ -190,20 +237,20 @@ fn push(stretches: &mut Vec<Stretch>, new: Stretch) {
 }
 
 /// A piece whose sender is not chosen yet among the ranks that hold the elements.
-struct Wanted<'a> {
+struct Wanted {
     to: usize,
-    sender: &'a Holding,
+    holders: Vec<usize>,
     stretches: Vec<Stretch>,
 }
 
-fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<EdgePiece> {
+fn choose_senders(all: Vec<Wanted>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<EdgePiece> {
     let mut loads = vec![0_usize; ranks_a.len()];
     let mut chosen: Vec<(usize, usize, Vec<Stretch>)> = Vec::new();
     let mut open = Vec::new();
     let sent = |stretches: &[Stretch]| stretches.iter().map(|stretch| stretch.len).sum::<usize>();
     // Pieces with a natural sender come first, then the largest, so that the rest balance the load.
     for wanted in all {
-        let (to, holders) = (wanted.to, &wanted.sender.positions);
+        let (to, holders) = (wanted.to, &wanted.holders);
         let itself = holders.iter().copied().find(|&from| ranks_a[from] == ranks_b[to]);
         match itself.or(holders.contains(&to).then_some(to)) {
             None => open.push(wanted),
@@ -215,8 +262,8 @@ fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) ->
         }
     }
     open.sort_by_key(|wanted| (Reverse(sent(&wanted.stretches)), wanted.to));
-    for Wanted { to, sender, stretches } in open {
-        if let Some(&from) = sender.positions.iter().min_by_key(|&&from| loads[from]) {
+    for Wanted { to, holders, stretches } in open {
+        if let Some(&from) = holders.iter().min_by_key(|&&from| loads[from]) {
             loads[from] += sent(&stretches);
             chosen.push((to, from, stretches));
         }

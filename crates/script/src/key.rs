@@ -61,6 +61,15 @@ pub enum BufferKey {
         /// The first of the micro-batches.
         group: usize,
     },
+    /// What another stage group, whose mesh has another shape, adds to the gradient of a unit that both have.
+    Tied {
+        /// The unit's number.
+        unit: usize,
+        /// The stage group that adds it.
+        stage_group: usize,
+        /// The update that it is for, counted from 0.
+        update: usize,
+    },
     /// A number that is computed at the end of a step.
     Number(Number),
     /// A number of one of several steps or, for what is not told, of one of several updates.
@@ -240,6 +249,9 @@ impl fmt::Display for Described<'_> {
             }
             BufferKey::Formed { unit, group } => {
                 write!(f, "{}/formed@mb{group}", names.unit(*unit))
+            }
+            BufferKey::Tied { unit, stage_group, update } => {
+                write!(f, "{}/of stage group {stage_group}@{update}", names.unit(*unit))
             }
             BufferKey::Number(number) => number.fmt(f),
             BufferKey::NumberOf { number, index } => write!(f, "{number}@{index}"),

@@ -65,6 +65,11 @@ pub(super) fn sum_groups(
     on_gradient("tie", formed, mesh, |g| sum_rest(g, &[], Calls::reducing(unit, mesh)))
 }
 
+/// What another stage group adds to a gradient, to be added as it is.
+pub(super) fn as_it_is(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    on_gradient("tie", unit.updated(dtype, mesh), mesh, |g| g.scale(1.0))
+}
+
 /// Sums a gradient on the first rank along the axes of the unit's facts.
 pub(super) fn to_root(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
     let (axes, calls) = (&unit.facts.axes, Calls { mesh, most: usize::MAX });

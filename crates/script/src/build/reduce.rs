@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use phalanx_spmd::Reduction;
 
 use super::collect::sweeps;
+use super::ties::{Tie, TiedSum};
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
     Role, Run, ScheduledRun, ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View,
@@ -74,10 +75,16 @@ impl<'a> Reducer<'a> {
             let world = training.world;
             let each = 0..world.update_count(training.at.stage_group);
             let of = |update| reducer.contributions(unit, |m| world.update_of(m) == update);
-            let complete = each.map(of).collect();
-            let shared = units[unit].shared();
+            let complete = each.clone().map(of).collect();
+            // Summands of stage groups of another shape come in messages.
+            let tied = Tie::of(world, &units[unit]).is_some();
+            let brought = match tied && units[unit].updates(training.ranks()) {
+                true => each.map(|update| reducer.brought(unit, None, update)).collect(),
+                false => vec![],
+            };
+            let shared = if tied { BTreeSet::new() } else { units[unit].shared() };
             let left = false;
-            let own = Accumulator { buffer, dtype, complete, left, shared };
+            let own = Accumulator { buffer, dtype, complete, brought, left, shared };
             binder.script.accumulators.push(own);
         }
         reducer
@@ -133,7 +140,7 @@ impl<'a> Reducer<'a> {
         }
         let (levels, own) = (&self.training.world.links.levels, self.training.at.stage_group);
         while let Some(sum) = self.shared.pop_front_if(|sum| sum.level <= levels[own][run]) {
-            self.sum_groups(sum.unit, binder)?;
+            self.sum_groups(&sum, binder)?;
         }
         Ok(())
     }
@@ -146,7 +153,7 @@ impl<'a> Reducer<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         while let Some(sum) = self.shared.pop_front_if(|sum| sum.update <= update) {
-            self.sum_groups(sum.unit, binder)?;
+            self.sum_groups(&sum, binder)?;
         }
         let gradient = |buffer| self.buffers.iter().any(|own| own.trained().buffer == buffer);
         binder.begun.retain(|(buffer, _)| !gradient(*buffer));
@@ -221,9 +228,16 @@ impl<'a> Reducer<'a> {
     }
 
     /// Parameters that stage groups share have summands on each of them.
-    fn sum_groups(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+    fn sum_groups(&self, sum: &SharedSum, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let (unit, update) = (sum.unit, sum.update);
         let spec = &self.units[unit];
         let world = self.training.world;
+        if let Some(tie) = Tie::of(world, spec) {
+            let (training, buffers) = (self.training, &self.buffers[unit]);
+            let brought = |group| self.brought(unit, Some(group), update);
+            let own = TiedSum { training, unit, buffers, update };
+            return own.append(spec, tie, brought, binder);
+        }
         let stage_groups: Vec<&StageGroup<'_>> =
             spec.stage_groups.iter().map(|&stage_group| &world.stage_groups[stage_group]).collect();
         let (mesh, members) = together(&stage_groups)?;
@@ -289,8 +303,8 @@ impl<'a> Reducer<'a> {
             let world = self.training.world;
             programs::clear(world, &mut binder.script, &label, buffer, dtype, &gaps)?;
         }
-        let (left, shared) = (false, BTreeSet::new());
-        let own = Accumulator { buffer, dtype, complete, left, shared };
+        let (brought, left, shared) = (vec![], false, BTreeSet::new());
+        let own = Accumulator { buffer, dtype, complete, brought, left, shared };
         binder.script.accumulators.push(own);
         Ok(buffer)
     }
@@ -314,9 +328,27 @@ impl<'a> Reducer<'a> {
     /// What these micro-batches must contribute to a unit: one gradient from every instance that
     /// uses its parameters and whose forward they run.
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
-        let (model, stage_group) = (self.training.world.model, self.training.stage_group());
+        self.contributions_of(self.training.at.stage_group, unit, these)
+    }
+
+    /// What another stage group, or all others, add to a unit for an update.
+    fn brought(&self, unit: usize, group: Option<usize>, update: usize) -> Vec<Contribution> {
+        let (world, own) = (self.training.world, self.training.at.stage_group);
+        let others = self.units[unit].stage_groups.iter().copied().filter(|&other| other != own);
+        let asked = others.filter(|&other| group.is_none_or(|only| only == other));
+        let of = |other| self.contributions_of(other, unit, |m| world.update_of(m) == update);
+        asked.flat_map(of).collect()
+    }
+
+    fn contributions_of(
+        &self,
+        group: usize,
+        unit: usize,
+        these: impl Fn(usize) -> bool,
+    ) -> Vec<Contribution> {
+        let world = self.training.world;
+        let (model, stage_group) = (world.model, world.stage_groups[group]);
         let mut all = Vec::new();
-        let (world, group) = (self.training.world, self.training.at.stage_group);
         for (instance, microbatch) in world.forwards(group).filter(|(_, own)| these(*own)) {
             let segment = model.instances()[instance].segment;
             for (local, &param) in &model.instances()[instance].params {

@@ -11,6 +11,7 @@ use super::RankPlace;
 use super::links::Links;
 use super::messages::gaps;
 use super::moves::OUT;
+use super::ties::{self, Tie};
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
 use crate::error::ScriptError;
@@ -50,6 +51,8 @@ pub struct World<'a> {
     /// For each stage group: how values flow between instances.
     wirings: Vec<Arc<Wiring>>,
     pub(super) links: Links,
+    /// The parameters that stage groups on different meshes share.
+    pub(super) ties: Vec<Tie>,
 }
 
 impl<'a> World<'a> {
@@ -94,13 +97,12 @@ impl<'a> World<'a> {
         };
         let held: Vec<BTreeSet<usize>> = stage_groups.iter().map(held).collect();
         let holders = holders(model, &held);
-        shared_alike(model, &stage_groups, &holders)?;
         let wirings = wirings(model, &stage_groups);
         let wiring = |stage_group: usize| wirings[stage_group].clone();
         let links = Links::new(model, &stage_groups, &library, &wiring, rolling, real)?;
         let (updates, moves) = (None, Vec::new());
-        let previews = false;
-        Ok(Self {
+        let (previews, ties) = (false, Vec::new());
+        let mut world = Self {
             model,
             stage_groups,
             library,
@@ -113,7 +115,10 @@ impl<'a> World<'a> {
             held,
             wirings,
             links,
-        })
+            ties,
+        };
+        world.ties = ties::ties(&world)?;
+        Ok(world)
     }
 
     /// The same, where weights are updated by this rule.
@@ -246,6 +251,10 @@ impl<'a> World<'a> {
             (outgoing[at.stage_group].iter(), incoming[at.stage_group].iter());
         let mut found = Vec::new();
         for (number, action) in script.actions.iter().enumerate() {
+            if let Some(own) = ties::messages_of(self, script, &action.kind, at) {
+                found.push((number, own));
+                continue;
+            }
             let (link, sending) = match &action.kind {
                 Kind::Send { messages, .. } | Kind::Receive { messages, .. }
                     if messages.iter().any(|message| message.channel >= OUT) =>
@@ -321,24 +330,4 @@ fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
         }
     }
     holders.into_iter().map(|stage_groups| stage_groups.into_iter().collect()).collect()
-}
-
-/// Stage groups that share a parameter must hold it in the same way, so that their gradients can be
-/// added.
-fn shared_alike(
-    model: &Model,
-    stage_groups: &[StageGroup<'_>],
-    holders: &[Vec<usize>],
-) -> Result<(), ScriptError> {
-    for (param, holders) in model.params().iter().zip(holders) {
-        let differs = |d: &&usize| stage_groups[**d].mesh != stage_groups[holders[0]].mesh;
-        if let Some(&other) = holders.iter().find(differs) {
-            return Err(ScriptError::Schedule(format!(
-                "`{}` is shared by stage groups on different meshes, ({}) and ({}): give both the \
-                same mesh, or untie it",
-                param.name, stage_groups[holders[0]].mesh, stage_groups[other].mesh
-            )));
-        }
-    }
-    Ok(())
 }

@@ -79,7 +79,14 @@ fn nothing_is_copied_into_a_gradient() {
     let from = buffer(&mut script, 64, Source::State, Tier::Host);
     let into = buffer(&mut script, 64, Source::State, Tier::Device);
     let (dtype, complete, shared) = (DType::F32, vec![], Default::default());
-    script.accumulators.push(Accumulator { buffer: into, dtype, complete, left: false, shared });
+    script.accumulators.push(Accumulator {
+        buffer: into,
+        dtype,
+        complete,
+        brought: vec![],
+        left: false,
+        shared,
+    });
     copy(&mut script, Lane::Up, from, into);
     let error = check(&script).unwrap_err().to_string();
     assert!(error.contains("which is a gradient buffer"), "{error}");

@@ -65,7 +65,7 @@ fn a_replica_that_is_not_summed_is_found() {
 }
 
 /// The script without one of its actions.
-fn without(script: &Script, at: usize) -> Script {
+pub(crate) fn without(script: &Script, at: usize) -> Script {
     let mut left = script.clone();
     left.actions.remove(at);
     let moved = |index: usize| if index > at { index - 1 } else { index };
