@@ -15,13 +15,14 @@ import sys
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[2] / "tests" / "fixtures"
 
 
 def load(folder):
-    model, info = AutoModelForCausalLM.from_pretrained(
+    kind = AutoModelForSeq2SeqLM if getattr(AutoConfig.from_pretrained(folder), "is_encoder_decoder", False) else AutoModelForCausalLM
+    model, info = kind.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     problems = {k: v for k, v in info.items() if v}
     if problems:
@@ -29,11 +30,19 @@ def load(folder):
     return model.eval()
 
 
+def logits(model, ids):
+    """Of an encoder and a decoder: the encoder reads the first half of each row, and the decoder gets the other."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return model(ids, use_cache=False).logits
+    source = ids.shape[1] // 2
+    return model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False).logits
+
+
 @torch.no_grad()
 def check(folder, oracle):
     """Whether the logits equal the oracle's to the last bits that a change of kernels may touch."""
     expected = load_file(oracle / "oracle.safetensors")
-    found = load(folder)(expected["ids"][0].long(), use_cache=False).logits
+    found = logits(load(folder), expected["ids"][0].long())
     error = ((found - expected["logits"]).abs().max() / expected["logits"].abs().max()).item()
     print(f"{folder}: logits differ by {error:.1e} (relative)")
     return error < 1e-6
@@ -59,7 +68,7 @@ def main():
         sys.exit(0 if check(args.folder, FIXTURES / args.oracle) else "failed")
     with torch.no_grad():
         ids = torch.tensor([[5, 17, 3, 29]])
-        print(load(args.folder)(ids, use_cache=False).logits[0, -1].tolist())
+        print(logits(load(args.folder), ids)[0, -1].tolist())
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
     .venv/bin/python tools/oracle/mixtral.py            # rewrites tests/fixtures/mixtral
     .venv/bin/python tools/oracle/mixtral.py --out DIR  # somewhere else
 
-The files are those of make_fixtures.py. Both precisions come from `transformers`: it computes norms, the
-router and rotary angles in f32 whatever the weights are, so for f64 its module sees another f32 (`wide`).
+The files are those of make_fixtures.py. Both precisions come from `transformers` (see wide.py).
 The loss is the cross-entropy plus the balancing loss of each layer, by the function of `transformers`:
 COEFFICIENT / k times the sum over layers. (It takes all layers together; here each has its own.)
 """
 
 import argparse
-import contextlib
 import json
 import pathlib
 import shutil
@@ -23,6 +21,7 @@ from transformers.models.mixtral import modeling_mixtral
 
 import make_fixtures
 from make_fixtures import BATCHES, OPTIM, disagreement, loss_of, make_batches
+from wide import wide
 
 COEFFICIENT = 0.02
 SEED, LENGTH = 11, 12
@@ -32,23 +31,6 @@ CONFIG = dict(
     rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}, sliding_window=None, bos_token_id=0, eos_token_id=0,
     router_aux_loss_coef=COEFFICIENT, attn_implementation="eager", experts_implementation="eager",
 )
-
-
-class WideTorch:
-    """The module `torch`, whose single precision is double precision."""
-
-    def __getattr__(self, name):
-        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
-
-
-@contextlib.contextmanager
-def wide():
-    narrow = torch.Tensor.float
-    modeling_mixtral.torch, torch.Tensor.float = WideTorch(), torch.Tensor.double
-    try:
-        yield
-    finally:
-        modeling_mixtral.torch, torch.Tensor.float = torch, narrow
 
 
 def load(folder, dtype):
@@ -122,7 +104,7 @@ def main():
     make_fixtures.write_model(folder, model, {})
     ids, targets = make_batches(generator, CONFIG["vocab_size"], LENGTH)
     single, losses32, norms32, _ = results(folder, torch.float32, ids, targets)
-    with wide():
+    with wide(modeling_mixtral):
         double, losses64, norms64, final = results(folder, torch.float64, ids, targets)
     assert all(t.dtype == torch.float64 for t in double.values())
 

@@ -94,6 +94,35 @@ fn hidden(dtype: DType) -> f64 {
 mod tests {
     use super::*;
 
+    /// What `transformers` computes, over thousands of distances (`tools/oracle/t5.py`).
+    #[test]
+    fn kinds_of_distances_are_those_of_transformers() {
+        let own = std::env::var_os("CARGO_MANIFEST_DIR");
+        let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let file = std::path::Path::new(&own).join("../../tests/fixtures/t5_kinds.json");
+        let text = std::fs::read_to_string(file).expect("it is part of the source");
+        let rows: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        let number = |value: &serde_json::Value| value.as_i64().expect("it is a number") as isize;
+        let rows = rows.as_array().expect("it is a list");
+        assert_eq!(rows.len(), 10);
+        for row in rows {
+            let [buckets, far] = ["buckets", "far"].map(|key| number(&row[key]) as usize);
+            let both_ways = row["both_ways"] == true;
+            let runs: Vec<[isize; 2]> = (row["runs"].as_array().expect("it is a list").iter())
+                .map(|run| [number(&run[0]), number(&run[1])])
+                .collect();
+            let ends = runs.iter().skip(1).map(|run| run[0]).chain([3001]);
+            for (&[first, kind], end) in runs.iter().zip(ends) {
+                for distance in first..end {
+                    // Later keys are hidden from a query that sees one way.
+                    let seen = both_ways || distance <= 0;
+                    let found = Distances { buckets, far, both_ways }.kind(distance);
+                    assert_eq!(found, seen.then_some(kind as usize), "{row}: {distance}");
+                }
+            }
+        }
+    }
+
     /// By hand from the paper's rule, for 32 kinds up to 128 both ways: 8 near ones, then ⌊8 + 8·log₁₆(d/8)⌋.
     #[test]
     fn kinds_of_distances_are_the_published_ones() {

@@ -1,5 +1,6 @@
 //! T5 (Raffel et al., 2020), an encoder and a decoder: RMSNorm before each part of a block, positions by a bias
-//! of the scores, ReLU, no biases in linear layers, and one table for both embeddings and the head.
+//! of the scores, ReLU, no biases in linear layers, and one table for both embeddings and the head. Version 1.1 has
+//! a gated GELU, and a head of its own.
 //!
 //! A sample is one text: its first half is what the encoder reads, and the decoder continues it (prefix to
 //! continuation). Every block of the decoder reads the encoder's result, so in a pipeline this value goes from
@@ -14,13 +15,15 @@ use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
 use crate::distance::Distances;
+use crate::hf::{ModelSpec, T5Spec};
 
 /// A T5 model.
 ///
 /// ```
 /// use phalanx_models::{Architecture, T5};
+/// use phalanx_models::hf::T5Spec;
 ///
-/// let model = T5::new(2, 16, 4, 64, 32);
+/// let model = T5::new(T5Spec::new(2, 16, 4, 64, 32));
 /// let (attention, inner) = (4 * 16 * 16, 2 * 16 * 64);
 /// let (encoder, decoder) = (attention + inner + 2 * 16, 2 * attention + inner + 3 * 16);
 /// // Two blocks each; besides them a table of words, two of distances, and two norms.
@@ -29,24 +32,8 @@ use crate::distance::Distances;
 /// ```
 #[derive(Clone, PartialEq, Debug)]
 pub struct T5 {
-    /// Blocks of the encoder, and as many of the decoder.
-    pub layers: usize,
-    /// Elements per token between blocks.
-    pub width: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Width inside the feed-forward part of a block.
-    pub ffn: usize,
-    /// Token ids.
-    pub vocab: usize,
-    /// Kinds of distances between a query and a key.
-    pub buckets: usize,
-    /// From this distance on, all are alike.
-    pub far: usize,
-    /// Added to the variance in norms.
-    pub norm_eps: f64,
-    /// Whether the head reads the table of words; its input is then scaled by 1/√width.
-    pub tied: bool,
+    /// The sizes.
+    pub spec: T5Spec,
     /// The probability of dropout in training.
     pub dropout: f64,
 }
@@ -60,10 +47,9 @@ struct Meeting<'b> {
 }
 
 impl T5 {
-    /// A model of these sizes, as published: 32 kinds of distances up to 128, tied, without dropout.
-    pub fn new(layers: usize, width: usize, heads: usize, ffn: usize, vocab: usize) -> Self {
-        let (buckets, far, norm_eps, dropout) = (32, 128, 1e-6, 0.0);
-        Self { layers, width, heads, ffn, vocab, buckets, far, norm_eps, tied: true, dropout }
+    /// A model of these sizes, without dropout.
+    pub fn new(spec: T5Spec) -> Self {
+        Self { spec, dropout: 0.0 }
     }
 
     /// Tokens that the encoder reads, of a sample of so many; the decoder continues with the others.
@@ -86,13 +72,13 @@ impl T5 {
         p: f64,
     ) -> Tensor<'b> {
         let ids = b.data(port::IDS, DType::I32, [batch, seq]).slice(1, tokens.start, tokens.len());
-        b.param("embed", [self.vocab, self.width]).embedding(ids).dropout(p)
+        b.param("embed", [self.spec.vocab, self.spec.width]).embedding(ids).dropout(p)
     }
 
     fn encoder_block(&self, shape: BatchShape, compute: DType, p: f64) -> Builder {
         let b = Builder::new("encoder_block", compute);
         let length = Self::source(shape.seq);
-        let h = b.boundary(port::H, [shape.batch, length, self.width]);
+        let h = b.boundary(port::H, [shape.batch, length, self.spec.width]);
         let bias = Some(self.bias(&b, length, true));
         let x = self.norm(&b, "norm1", h);
         let y = self.attention(&b, Meeting { name: "attn", queries: x, keys: x, bias }, p);
@@ -105,7 +91,7 @@ impl T5 {
     fn decoder_embed(&self, shape: BatchShape, compute: DType, p: f64) -> Builder {
         let b = Builder::new("decoder_embed", compute);
         let source = Self::source(shape.seq);
-        let h = b.boundary(port::H, [shape.batch, source, self.width]);
+        let h = b.boundary(port::H, [shape.batch, source, self.spec.width]);
         b.output(port::MEMORY, self.norm(&b, "encoder.norm", h).dropout(p));
         b.output(port::H, self.words(&b, shape, source..shape.seq, p));
         b
@@ -120,8 +106,8 @@ impl T5 {
         let b = Builder::new("decoder_block", compute);
         let source = Self::source(seq);
         let length = seq - source;
-        let h = b.boundary(port::H, [batch, length, self.width]);
-        let memory = b.boundary(port::MEMORY, [batch, source, self.width]);
+        let h = b.boundary(port::H, [batch, length, self.spec.width]);
+        let memory = b.boundary(port::MEMORY, [batch, source, self.spec.width]);
         let bias = Some(self.bias(&b, length, false));
         let x = self.norm(&b, "norm1", h);
         let y = self.attention(&b, Meeting { name: "attn", queries: x, keys: x, bias }, p);
@@ -140,15 +126,13 @@ impl T5 {
         purpose: Purpose,
     ) -> Builder {
         let p = self.rate(purpose);
-        let (source, width) = (Self::source(seq), self.width);
+        let (source, width) = (Self::source(seq), self.spec.width);
         let b = Builder::new("head", compute);
         let x = self.norm(&b, "norm", b.boundary(port::H, [batch, seq - source, width])).dropout(p);
-        let logits = match self.tied {
-            true => {
-                let scaled = x.scale(1.0 / (width as f64).sqrt());
-                scaled.matmul_transposed(b.param("embed", [self.vocab, width]))
-            }
-            false => x.matmul(b.param("head", [width, self.vocab])),
+        let x = if self.spec.scaled { x.scale((width as f64).powf(-0.5)) } else { x };
+        let logits = match self.spec.tied {
+            true => x.matmul_transposed(b.param("embed", [self.spec.vocab, width])),
+            false => x.matmul(b.param("head", [width, self.spec.vocab])),
         };
         if purpose == Purpose::Predict {
             b.probe(port::LOGITS, logits);
@@ -161,22 +145,23 @@ impl T5 {
     }
 
     fn norm<'b>(&self, b: &'b Builder, name: &str, h: Tensor<'b>) -> Tensor<'b> {
-        h.rms_norm(b.param(name, [self.width]), self.norm_eps)
+        h.rms_norm(b.param(name, [self.spec.width]), self.spec.norm_eps)
     }
 
     /// The bias of the scores of each head, `[heads, length, length]`, of a table that all blocks of a stack share.
     fn bias<'b>(&self, b: &'b Builder, length: usize, both_ways: bool) -> Tensor<'b> {
-        let table = b.param("bias", [self.buckets, self.heads]);
-        Distances { buckets: self.buckets, far: self.far, both_ways }.bias(table, length)
+        let table = b.param("bias", [self.spec.buckets, self.spec.heads]);
+        Distances { buckets: self.spec.buckets, far: self.spec.far, both_ways }.bias(table, length)
     }
 
     /// Attention without a scale: initial weights make up for it.
     fn attention<'b>(&self, b: &'b Builder, meeting: Meeting<'b>, p: f64) -> Tensor<'b> {
         let Meeting { name, queries, keys, bias } = meeting;
-        let (width, heads) = (self.width, self.heads);
+        let T5Spec { width, heads, head_dim, .. } = self.spec;
+        let inner = heads * head_dim;
         let project = |part: &str, x: Tensor<'b>| {
-            let shape = [x.shape()[0], x.shape()[1], heads, width / heads];
-            x.matmul(b.param(&format!("{name}.{part}"), [width, width])).reshape(shape)
+            let shape = [x.shape()[0], x.shape()[1], heads, head_dim];
+            x.matmul(b.param(&format!("{name}.{part}"), [width, inner])).reshape(shape)
         };
         let q = project("q", queries);
         let [k, v] = ["k", "v"].map(|part| project(part, keys));
@@ -185,14 +170,22 @@ impl T5 {
         let scores = bias.map_or(scores, |bias| scores + bias.cast(wide));
         let shares = scores.softmax().cast(b.compute()).dropout(p);
         let o = shares.einsum(v, "bhst,bthd->bshd");
-        let o = o.reshape([queries.shape()[0], queries.shape()[1], width]);
-        o.matmul(b.param(&format!("{name}.out"), [width, width]))
+        let o = o.reshape([queries.shape()[0], queries.shape()[1], inner]);
+        o.matmul(b.param(&format!("{name}.out"), [inner, width]))
     }
 
     fn feed_forward<'b>(&self, b: &'b Builder, norm: &str, h: Tensor<'b>, p: f64) -> Tensor<'b> {
+        let T5Spec { width, ffn, gated, .. } = self.spec;
         let x = self.norm(b, norm, h);
-        let inner = x.matmul(b.param("mlp.up", [self.width, self.ffn])).relu().dropout(p);
-        h + inner.matmul(b.param("mlp.down", [self.ffn, self.width])).dropout(p)
+        let project = |name: &str| x.matmul(b.param(name, [width, ffn]));
+        let inner = match gated {
+            true => {
+                let gate = project("mlp.gate").gelu();
+                gate * project("mlp.up")
+            }
+            false => project("mlp.up").relu(),
+        };
+        h + inner.dropout(p).matmul(b.param("mlp.down", [ffn, width])).dropout(p)
     }
 
     fn rate(&self, purpose: Purpose) -> f64 {
@@ -204,32 +197,37 @@ impl T5 {
 
     /// Initial weights as published: normal, so that what is summed over keeps its variance.
     fn init(&self) -> impl Fn(&str) -> Init {
-        let (width, size, ffn) =
-            (self.width as f64, (self.width / self.heads) as f64, self.ffn as f64);
+        let T5Spec { width, heads, head_dim, ffn, .. } = self.spec;
+        let over = |summed: usize| Init::Normal((summed as f64).powf(-0.5));
         move |name| match name.rsplit('.').next().unwrap_or(name) {
             "embed" => Init::Normal(1.0),
-            "q" => Init::Normal((width * size).powf(-0.5)),
-            "down" => Init::Normal(ffn.powf(-0.5)),
+            "q" => over(width * head_dim),
+            "out" => over(heads * head_dim),
+            "down" => over(ffn),
             last if last.starts_with("norm") => Init::Constant(1.0),
-            _ => Init::Normal(width.powf(-0.5)),
+            _ => over(width),
         }
     }
 
     fn check(&self, BatchShape { batch, seq }: BatchShape) -> Result<(), IrError> {
         let check = Check { model: "t5" };
-        let (width, heads, ffn) = (("width", self.width), ("heads", self.heads), ("ffn", self.ffn));
-        let (vocab, batch, length) = (("vocab", self.vocab), ("batch", batch), ("seq", seq));
-        check.sizes(&[("layers", self.layers), width, heads, ffn, vocab, batch, length])?;
+        let s = &self.spec;
+        let (width, heads, ffn) = (("width", s.width), ("heads", s.heads), ("ffn", s.ffn));
+        let head_dim = ("head_dim", s.head_dim);
+        let (vocab, batch, length) = (("vocab", s.vocab), ("batch", batch), ("seq", seq));
+        let sizes = [("layers", s.layers), width, heads, head_dim, ffn, vocab, batch, length];
+        check.sizes(&sizes)?;
         check.that(seq >= 2, || {
             "sequences of 1 token have no continuation; nearest that works: seq = 2".to_owned()
         })?;
-        check.divides(heads, width)?;
-        check.positive("norm_eps", self.norm_eps)?;
+        check.positive("norm_eps", self.spec.norm_eps)?;
         check.dropout(self.dropout)?;
-        Distances::check(&check, self.buckets, self.far)?;
+        Distances::check(&check, self.spec.buckets, self.spec.far)?;
         for other in [width, ffn, vocab] {
             check.tensor(&[width, other])?;
         }
+        check.tensor(&[width, heads, head_dim])?;
+        check.tensor(&[batch, length, heads, head_dim])?;
         for last in [width, ffn, vocab] {
             check.tensor(&[batch, length, last])?;
         }
@@ -242,6 +240,10 @@ impl T5 {
 impl Architecture for T5 {
     fn name(&self) -> &str {
         "t5"
+    }
+
+    fn spec(&self) -> Option<ModelSpec> {
+        Some(ModelSpec::T5(self.spec.clone()))
     }
 
     fn unpredicted(&self, seq: usize) -> usize {
@@ -264,7 +266,13 @@ impl Architecture for T5 {
             }
             let table = format!("{stack}.bias");
             let shared = [("bias", &*table)];
-            chain.repeat_sharing(&format!("{stack}.blocks"), self.layers, block, &shared, &init)?;
+            chain.repeat_sharing(
+                &format!("{stack}.blocks"),
+                self.spec.layers,
+                block,
+                &shared,
+                &init,
+            )?;
         }
         chain.once(self.head(shape, compute, purpose), &init)?;
         Ok(chain.finish())

@@ -4,7 +4,7 @@
 //! `cargo run --release -p phalanx --example encoder_decoder`
 
 use phalanx::data::MarkovCorpus;
-use phalanx::{Report, T5, Trainer};
+use phalanx::{Report, T5, T5Spec, Trainer};
 
 const VOCAB: usize = 32;
 
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// The encoder reads the first 8 tokens of each sample, and the decoder continues it.
 pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
-    let report = Trainer::new(T5::new(2, 32, 4, 64, VOCAB))
+    let report = Trainer::new(T5::new(T5Spec::new(2, 32, 4, 64, VOCAB)))
         .data(MarkovCorpus::new(0, VOCAB, 1 << 24)?)
         .mesh("pp=3")
         .seq_len(16)

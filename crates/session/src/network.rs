@@ -4,7 +4,9 @@ mod experts;
 
 use std::path::Path;
 
-use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec, Weights};
+use phalanx_models::hf::{
+    self, GptSpec, LlamaSpec, MixtralSpec, ModelSpec, RopeScaling, RopeSpec, T5Spec, Weights,
+};
 use phalanx_models::{Architecture, BatchShape, Cnn, Gpt, Llama, Purpose, T5};
 
 use crate::folders::FolderKind;
@@ -68,7 +70,9 @@ fn unused_dropout(kept: &hf::KeptKeys, loaded: &Loaded, file: &Path) -> Option<S
         return None;
     }
     let instead = match (ours, same) {
-        (ModelKind::Gpt2, Some(rate)) => format!("--set model.dropout={rate} trains with it"),
+        (ModelKind::Gpt2 | ModelKind::T5, Some(rate)) => {
+            format!("--set model.dropout={rate} trains with it")
+        }
         (ModelKind::Gpt2, None) => "--set model.dropout=RATE trains with one rate".to_owned(),
         _ => format!("{ours} has no dropout here"),
     };
@@ -99,10 +103,6 @@ impl Network {
             }
             None if config.model.kind == ModelKind::Cnn => {
                 let architecture = Box::new(Cnn::mnist());
-                return Ok(Self { architecture, weights: None, seed: config.run.seed });
-            }
-            None if config.model.kind == ModelKind::T5 => {
-                let architecture = Box::new(t5(&config.model));
                 return Ok(Self { architecture, weights: None, seed: config.run.seed });
             }
             None => (spec(&config.model), None),
@@ -218,6 +218,7 @@ pub fn architecture(
             let dropout = config.dropout.get();
             Box::new(Gpt { spec, attention, dropout, init_std, wide_residual })
         }
+        ModelSpec::T5(spec) => Box::new(T5 { spec, dropout: config.dropout.get() }),
     }
 }
 
@@ -260,13 +261,6 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
     }
 }
 
-fn t5(config: &phalanx_config::ModelConfig) -> T5 {
-    let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
-    let (norm_eps, tied, dropout) = (config.norm_eps.get(), config.tied, config.dropout.get());
-    let sizes = T5::new(layers, width, heads, config.ffn.get(), config.vocab.get());
-    T5 { norm_eps, tied, dropout, ..sizes }
-}
-
 fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
     let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
     let (ffn, vocab, context) = (config.ffn.get(), config.vocab.get(), config.context.get());
@@ -275,7 +269,11 @@ fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
         ModelKind::Gpt2 => {
             ModelSpec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
         }
-        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn | ModelKind::T5 => experts::spec(
+        ModelKind::T5 => {
+            let sizes = T5Spec::new(layers, width, heads, ffn, vocab);
+            ModelSpec::T5(T5Spec { norm_eps, tied, scaled: tied, ..sizes })
+        }
+        ModelKind::Llama | ModelKind::Mlp | ModelKind::Cnn => experts::spec(
             config,
             LlamaSpec {
                 layers,
@@ -294,40 +292,30 @@ fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
     }
 }
 
-fn llama_sizes(s: &LlamaSpec) -> (&'static str, [usize; 7], f64) {
-    let sizes = [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context];
-    ("llama", sizes, s.norm_eps)
-}
-
 /// The keys that describe a shape, with the values of a model folder.
 pub fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
-    let text = |number: usize| number.to_string();
-    let (kind, sizes, norm_eps) = match spec {
-        ModelSpec::Gpt(s) => {
-            ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context], s.norm_eps)
+    let (kind, [layers, width, heads, kv_heads, ffn], norm_eps) = match spec {
+        ModelSpec::Gpt(s) => ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn], s.norm_eps),
+        ModelSpec::Llama(s) | ModelSpec::Mixtral(MixtralSpec { base: s, .. }) => {
+            ("llama", [s.layers, s.width, s.heads, s.kv_heads, s.ffn], s.norm_eps)
         }
-        ModelSpec::Llama(s) => llama_sizes(s),
-        ModelSpec::Mixtral(s) => llama_sizes(&s.base),
+        ModelSpec::T5(s) => ("t5", [s.layers, s.width, s.heads, s.heads, s.ffn], s.norm_eps),
     };
-    let names = [
-        "model.layers",
-        "model.width",
-        "model.heads",
-        "model.kv_heads",
-        "model.ffn",
-        "model.vocab",
-        "model.context",
-    ];
-    let mut keys: Vec<(&'static str, String)> = names.into_iter().zip(sizes.map(text)).collect();
+    let mut keys: Vec<(&'static str, String)> = [
+        ("model.layers", layers),
+        ("model.width", width),
+        ("model.heads", heads),
+        ("model.kv_heads", kv_heads),
+        ("model.ffn", ffn),
+        ("model.vocab", spec.vocab()),
+    ]
+    .map(|(key, size)| (key, size.to_string()))
+    .into();
+    keys.extend(spec.context().map(|context| ("model.context", context.to_string())));
     keys.push(("model.kind", kind.to_owned()));
     keys.push(("model.tied", spec.tied().to_string()));
     keys.push(("model.norm_eps", format!("{norm_eps:?}")));
-    let llama = match spec {
-        ModelSpec::Gpt(_) => None,
-        ModelSpec::Llama(s) => Some(s),
-        ModelSpec::Mixtral(s) => Some(&s.base),
-    };
-    if let Some(s) = llama {
+    if let ModelSpec::Llama(s) | ModelSpec::Mixtral(MixtralSpec { base: s, .. }) = spec {
         keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
     }
     keys.extend(experts::shape_keys(spec));

@@ -23,7 +23,8 @@ impl CheckpointWeights {
     pub fn new(checkpoint: Checkpoint) -> Result<Self> {
         let Some(text) = &checkpoint.manifest().model else {
             let what = format!("{} holds a model of its own kind", checkpoint.path().display());
-            let problem = Problem::new(what).because("only GPT-2 and LLaMA models can be exported");
+            let problem = Problem::new(what)
+                .because("only GPT-2, LLaMA, Mixtral and T5 models can be exported");
             return Err(Error::refused(problem));
         };
         if checkpoint.replicas() > 1 {

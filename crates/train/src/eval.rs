@@ -44,7 +44,8 @@ impl FromStr for ModelSource {
 /// The result of a model on some tokens.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Answer {
-    /// The mean cross-entropy of each token after the first, given those before it.
+    /// The mean cross-entropy of each token after the first, given those before it. An encoder reads the first half
+    /// of them; then it is the mean over the second half.
     pub loss: f64,
     /// The logits after the last token.
     pub logits_last: Vec<f64>,
@@ -94,7 +95,8 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     check_ids(ids, &spec)?;
     let compute = DType::from(config.precision.compute);
     let shape = BatchShape { batch: 1, seq: ids.len() };
-    let model = architecture(&config, spec).logits(shape, compute)?;
+    let network = architecture(&config, spec);
+    let model = network.logits(shape, compute)?;
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(&*weights);
     host::require(config.run.device)?;
@@ -109,6 +111,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
         scalars: &[],
     })?;
     let logits = forward.probe(port::LOGITS, 0)?;
+    let ids = &ids[network.unpredicted(ids.len())..];
     let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
     let losses = rows.iter().zip(&ids[1..]);
     let total: f64 = losses.map(|(row, &id)| cross_entropy(row, id as usize)).sum();
@@ -153,7 +156,7 @@ fn of_our_own(dir: &Path, sources: &Sources) -> Result<Option<Loaded>> {
     }
     let loaded = Config::load(&sources.clone().run(file))?;
     let kind = loaded.config.model.kind;
-    Ok(Some(loaded).filter(|_| matches!(kind, ModelKind::Cnn | ModelKind::T5)))
+    Ok(Some(loaded).filter(|_| kind == ModelKind::Cnn))
 }
 
 /// A run has its own held-out data. A Hugging Face folder has none, and the default synthetic
@@ -239,14 +242,17 @@ fn broken(weights: &dyn Weights) -> Result<Option<String>> {
 fn check_ids(ids: &[i32], spec: &ModelSpec) -> Result<()> {
     let (vocab, context) = (spec.vocab(), spec.context());
     let refuse = |problem| Err(Error::refused(problem));
-    if ids.len() < 2 {
-        return refuse(
-            Problem::new(format!("--ids has {}", counted(ids.len(), "token")))
-                .because("a loss needs at least two tokens")
-                .fix("--ids 5,17"),
-        );
+    let (why, instead) = match spec {
+        ModelSpec::T5(_) => {
+            ("a loss needs at least two tokens beside those that the encoder reads", "--ids 5,17,3")
+        }
+        _ => ("a loss needs at least two tokens", "--ids 5,17"),
+    };
+    if ids.len() < instead.split(',').count() {
+        let found = format!("--ids has {}", counted(ids.len(), "token"));
+        return refuse(Problem::new(found).because(why).fix(instead));
     }
-    if ids.len() > context {
+    if let Some(context) = context.filter(|&context| ids.len() > context) {
         return refuse(
             Problem::new(format!(
                 "--ids has {} tokens, but the model's context is {context}",

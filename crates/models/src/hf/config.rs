@@ -16,6 +16,7 @@ use super::error::HfError;
 use super::keys::{Keys, Rule, rule, shown};
 use super::mixtral;
 use super::spec::{GptSpec, LlamaSpec, ModelSpec, RopeSpec};
+use super::t5;
 use super::tensor::Stored;
 
 /// More bytes than any configuration has.
@@ -32,14 +33,15 @@ pub fn parse_config(text: &str, path: &Path) -> Result<ModelSpec, HfError> {
     let map = &object(text, path)?;
     let keys = Keys { path, within: "", map };
     let Some(kind) = keys.get("model_type") else {
-        return Err(keys.missing("model_type", "\"gpt2\", \"llama\" or \"mixtral\""));
+        return Err(keys.missing("model_type", "\"gpt2\", \"llama\", \"mixtral\" or \"t5\""));
     };
     keys.enforce(COMMON_RULES)?;
     match kind.as_str() {
         Some("gpt2") => parse_gpt(&keys).map(ModelSpec::Gpt),
         Some("llama") => parse_llama(&keys).map(ModelSpec::Llama),
         Some("mixtral") => mixtral::parse(&keys).map(ModelSpec::Mixtral),
-        _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\", \"mixtral\"")),
+        Some("t5") => t5::parse(&keys).map(ModelSpec::T5),
+        _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\", \"mixtral\", \"t5\"")),
     }
 }
 
@@ -66,17 +68,26 @@ pub struct KeptKeys(Map<String, Value>);
 /// The dropout rates, by architecture.
 const GPT_DROPOUT: [&str; 3] = ["resid_pdrop", "embd_pdrop", "attn_pdrop"];
 const LLAMA_DROPOUT: &str = "attention_dropout";
+const T5_DROPOUT: &str = "dropout_rate";
 
-const KEPT: [&str; 8] = [
+const KEPT: [&str; 11] = [
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
+    "decoder_start_token_id",
     "initializer_range",
+    "initializer_factor",
     GPT_DROPOUT[0],
     GPT_DROPOUT[1],
     GPT_DROPOUT[2],
     LLAMA_DROPOUT,
+    T5_DROPOUT,
 ];
+
+/// Every key of a dropout rate.
+fn rates() -> impl Iterator<Item = &'static str> {
+    GPT_DROPOUT.into_iter().chain([LLAMA_DROPOUT, T5_DROPOUT])
+}
 
 impl KeptKeys {
     /// Reads them from the configuration file of a model folder.
@@ -84,7 +95,7 @@ impl KeptKeys {
         let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
         let mut map = object(&text, path)?;
         let keys = Keys { path, within: "", map: &map };
-        for key in GPT_DROPOUT.into_iter().chain([LLAMA_DROPOUT]) {
+        for key in rates() {
             keys.share(key)?;
         }
         map.retain(|key, _| KEPT.contains(&key.as_str()));
@@ -95,7 +106,7 @@ impl KeptKeys {
     /// values as text, and the rate if it is the same for all.
     pub fn dropout(&self) -> Option<(String, Option<f64>)> {
         let rates: Vec<(&String, f64)> = (self.0.iter())
-            .filter(|(key, _)| GPT_DROPOUT.contains(&key.as_str()) || *key == LLAMA_DROPOUT)
+            .filter(|(key, _)| rates().any(|rate| rate == *key))
             .filter_map(|(key, value)| Some((key, value.as_f64()?)))
             .collect();
         let first = rates.first()?.1;
@@ -120,6 +131,7 @@ pub(super) fn write_config(spec: &ModelSpec, stored: Stored, kept: &KeptKeys) ->
         ModelSpec::Gpt(spec) => gpt_json(spec),
         ModelSpec::Llama(spec) => llama_json(spec),
         ModelSpec::Mixtral(spec) => mixtral::json(spec),
+        ModelSpec::T5(spec) => t5::json(spec),
     };
     value["torch_dtype"] = json!(stored.torch_name());
     value["bos_token_id"] = Value::Null;
@@ -139,6 +151,10 @@ const COMMON_RULES: &[Rule] = &[
     rule("per_layer_config", "none", is_empty),
     rule("pruned_heads", "none", is_empty),
     rule("auto_map", "none: code that comes with a model is not run", is_empty),
+];
+
+/// The rules of models without an encoder.
+const ALONE_RULES: &[Rule] = &[
     rule("is_encoder_decoder", "false", is_false),
     rule("add_cross_attention", "false", is_false),
 ];
@@ -187,6 +203,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 fn parse_gpt(keys: &Keys<'_>) -> Result<GptSpec, HfError> {
+    keys.enforce(ALONE_RULES)?;
     keys.enforce(GPT_RULES)?;
     let (width, heads) = (keys.need("n_embd")?, keys.need("n_head")?);
     keys.multiple("n_embd", width, "n_head", heads)?;
@@ -203,6 +220,7 @@ fn parse_gpt(keys: &Keys<'_>) -> Result<GptSpec, HfError> {
 }
 
 pub(super) fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
+    keys.enforce(ALONE_RULES)?;
     keys.enforce(LLAMA_RULES)?;
     let (width, heads) = (keys.need("hidden_size")?, keys.need("num_attention_heads")?);
     keys.multiple("hidden_size", width, "num_attention_heads", heads)?;

@@ -5,6 +5,7 @@
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
 use super::spec::{GptSpec, LlamaSpec, MixtralSpec, ModelSpec};
+use super::t5;
 use crate::experts::ExpertLayers;
 
 /// One of our parameters, or one of its matrices, and where Hugging Face keeps it.
@@ -55,20 +56,29 @@ pub fn params(spec: &ModelSpec) -> Vec<HfParam> {
         ModelSpec::Gpt(spec) => gpt(spec),
         ModelSpec::Llama(spec) => llama(spec, feed_forward),
         ModelSpec::Mixtral(spec) => llama(&spec.base, |base, layer| mixtral(spec, base, layer)),
+        ModelSpec::T5(spec) => t5::params(spec),
     }
 }
 
 /// Whether a tensor is a constant that some versions of `transformers` stored with the weights
-/// (causal masks, rotary tables). They can be computed from the configuration and are not read.
+/// (causal masks, rotary tables), which can be computed from the configuration, or one that no part of
+/// the model reads. They are not read here.
 pub fn is_known_buffer(spec: &ModelSpec, hf_name: &str) -> bool {
     let known: &[&str] = match spec {
         ModelSpec::Gpt(_) => &["attn.bias", "attn.masked_bias"],
         ModelSpec::Llama(_) | ModelSpec::Mixtral(_) => &["rotary_emb.inv_freq"],
+        ModelSpec::T5(_) => return hf_name == t5::UNREAD,
     };
     let bare = without_prefix(hf_name);
     known.iter().any(|end| {
         bare.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     })
+}
+
+/// The names under which a file may hold the embedding once more.
+pub fn copies_of_embedding(spec: &ModelSpec) -> Vec<&'static str> {
+    let tables = if let ModelSpec::T5(_) = spec { &t5::COPIES[..] } else { &[] };
+    tables.iter().copied().chain(spec.tied().then_some(HF_HEAD)).collect()
 }
 
 /// A Hugging Face name without the prefix that files may leave out.
@@ -96,7 +106,11 @@ impl HfParam {
         shape
     }
 
-    fn new(name: impl Into<String>, shape: &[usize], hf_name: impl Into<String>) -> Self {
+    pub(super) fn new(
+        name: impl Into<String>,
+        shape: &[usize],
+        hf_name: impl Into<String>,
+    ) -> Self {
         HfParam {
             name: name.into(),
             shape: shape.to_vec(),
@@ -105,7 +119,7 @@ impl HfParam {
         }
     }
 
-    fn at(mut self, storage: Storage) -> Self {
+    pub(super) fn at(mut self, storage: Storage) -> Self {
         self.storage = storage;
         self
     }

@@ -111,13 +111,14 @@ impl ModelFolder {
         unused: &BTreeSet<&str>,
         stored: &BTreeMap<String, usize>,
     ) -> Result<(), HfError> {
+        let copies = names::copies_of_embedding(&self.spec);
         for &name in unused {
             let file = &self.files[stored[name]];
             if names::is_known_buffer(&self.spec, name) {
                 continue;
             }
-            if name == HF_HEAD && self.spec.tied() {
-                self.check_tied_head(file)?;
+            if copies.contains(&name) {
+                self.check_copy(file, name)?;
                 continue;
             }
             let found = format!("shape {:?}", file.shape(name).unwrap_or_default());
@@ -127,17 +128,20 @@ impl ModelFolder {
         Ok(())
     }
 
-    /// Some writers store a tied head a second time. That is harmless as long as it is the embedding.
-    fn check_tied_head(&self, file: &TensorFile) -> Result<(), HfError> {
+    /// Some writers store a tied head, or a shared table, once more. That is harmless as long as it is the embedding.
+    fn check_copy(&self, file: &TensorFile, name: &str) -> Result<(), HfError> {
         let embed = &self.params["embed"][0];
-        let same_shape = file.shape(HF_HEAD) == Some(&embed.param.shape);
+        let same_shape = file.shape(name) == Some(&embed.param.shape);
         let embedding = (&self.files[embed.file], embed.stored_name.as_str());
-        if same_shape && same_values((file, HF_HEAD), embedding, &embed.param.shape)? {
+        if same_shape && same_values((file, name), embedding, &embed.param.shape)? {
             return Ok(());
         }
         let found = format!("a tensor that differs from `{}`", embed.stored_name);
-        let expected = "the same values, or \"tie_word_embeddings\": false in config.json";
-        Err(HfError::tensor(&file.path, HF_HEAD, found, expected))
+        let expected = match name {
+            HF_HEAD => "the same values, or \"tie_word_embeddings\": false in config.json",
+            _ => "the same values: one table of words serves all",
+        };
+        Err(HfError::tensor(&file.path, name, found, expected))
     }
 }
 

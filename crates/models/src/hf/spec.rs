@@ -12,6 +12,8 @@ pub enum ModelSpec {
     Llama(LlamaSpec),
     /// The same with experts in place of the feed-forward part.
     Mixtral(MixtralSpec),
+    /// RMSNorm, scores with a bias by distance, an encoder and a decoder.
+    T5(T5Spec),
 }
 
 /// The sizes of a GPT-2 model. Its activation is GELU in the tanh form.
@@ -87,6 +89,57 @@ pub struct MixtralSpec {
     pub late: Option<LateExperts>,
 }
 
+/// The sizes of a T5 model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct T5Spec {
+    /// Blocks of the encoder, and as many of the decoder.
+    pub layers: usize,
+    /// Elements per token between blocks.
+    pub width: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Size of one head, usually but not necessarily `width / heads`.
+    pub head_dim: usize,
+    /// Width inside the feed-forward part of a block.
+    pub ffn: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Kinds of distances between a query and a key.
+    pub buckets: usize,
+    /// From this distance on, all are alike.
+    pub far: usize,
+    /// Added to the mean square in RMSNorm.
+    pub norm_eps: f64,
+    /// Whether the head reads the table of words.
+    pub tied: bool,
+    /// Whether what the head reads is scaled by 1/√width.
+    pub scaled: bool,
+    /// Whether a GELU of one product gates the other, as in version 1.1; otherwise it is the ReLU of one.
+    pub gated: bool,
+}
+
+impl T5Spec {
+    /// A model of these sizes, as published in 2020: heads of ⌊width / heads⌋ elements, 32 kinds of distances up to
+    /// 128, tied and scaled.
+    pub fn new(layers: usize, width: usize, heads: usize, ffn: usize, vocab: usize) -> Self {
+        let (head_dim, buckets, far) = (width.checked_div(heads).unwrap_or(0), 32, 128);
+        Self {
+            layers,
+            width,
+            heads,
+            head_dim,
+            ffn,
+            vocab,
+            buckets,
+            far,
+            norm_eps: 1e-6,
+            tied: true,
+            scaled: true,
+            gated: false,
+        }
+    }
+}
+
 /// Rotary positions: how fast each pair of a head's elements rotates with the position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
@@ -110,15 +163,17 @@ impl ModelSpec {
             ModelSpec::Gpt(spec) => spec.vocab,
             ModelSpec::Llama(spec) => spec.vocab,
             ModelSpec::Mixtral(spec) => spec.base.vocab,
+            ModelSpec::T5(spec) => spec.vocab,
         }
     }
 
-    /// Longest sequence.
-    pub fn context(&self) -> usize {
+    /// Longest sequence; none if any length works.
+    pub fn context(&self) -> Option<usize> {
         match self {
-            ModelSpec::Gpt(spec) => spec.context,
-            ModelSpec::Llama(spec) => spec.context,
-            ModelSpec::Mixtral(spec) => spec.base.context,
+            ModelSpec::Gpt(spec) => Some(spec.context),
+            ModelSpec::Llama(spec) => Some(spec.context),
+            ModelSpec::Mixtral(spec) => Some(spec.base.context),
+            ModelSpec::T5(_) => None,
         }
     }
 
@@ -128,6 +183,7 @@ impl ModelSpec {
             ModelSpec::Gpt(spec) => spec.tied,
             ModelSpec::Llama(spec) => spec.tied,
             ModelSpec::Mixtral(spec) => spec.base.tied,
+            ModelSpec::T5(spec) => spec.tied,
         }
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use phalanx_ir::DType;
 use phalanx_models::LateExperts;
 use phalanx_models::hf::{
-    GptSpec, HfError, KeptKeys, LlamaSpec, MixtralSpec, ModelSpec, RopeScaling, WeightTensor,
-    config_text, parse_config, read_config, save,
+    GptSpec, HfError, KeptKeys, LlamaSpec, MixtralSpec, ModelSpec, RopeScaling, T5Spec,
+    WeightTensor, config_text, parse_config, read_config, save,
 };
 use serde_json::{Value, json};
 
@@ -284,5 +284,56 @@ fn what_mixtral_cannot_say_is_neither_read_nor_written() {
         let (none, kept) = (BTreeMap::<String, WeightTensor>::new(), KeptKeys::default());
         let refused = save(&scratch("unsaid"), &other, &none, DType::F32, &kept).unwrap_err();
         assert!(matches!(refused, HfError::Unsupported { .. }), "{refused}");
+    }
+}
+
+/// Both versions of T5, as older and newer files say them, and what is refused.
+#[test]
+fn t5_is_read_in_both_versions() {
+    let first = json!({
+        "model_type": "t5", "is_encoder_decoder": true, "vocab_size": 40, "d_model": 24, "num_layers": 2, "num_heads": 4,
+        "d_kv": 6, "d_ff": 36, "n_positions": 512,
+    });
+    let t5 = |config: &Value| match parse(config) {
+        Ok(ModelSpec::T5(spec)) => spec,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(t5(&first), T5Spec::new(2, 24, 4, 36, 40));
+    let with = |more: &[(&str, Value)]| {
+        let mut config = first.clone();
+        more.iter().for_each(|(key, value)| config[*key] = value.clone());
+        config
+    };
+    let gated = [
+        ("feed_forward_proj", json!("gated-gelu")),
+        ("dense_act_fn", json!("gelu_new")),
+        ("is_gated_act", json!(true)),
+        ("tie_word_embeddings", json!(false)),
+        ("layer_norm_epsilon", json!(1e-5)),
+    ];
+    let second = T5Spec { gated: true, tied: false, scaled: false, norm_eps: 1e-5, ..t5(&first) };
+    assert_eq!(t5(&with(&gated)), second);
+    // A head that is tied, and whose input is not scaled, which only newer files can say.
+    let third = T5Spec { scaled: false, ..t5(&first) };
+    assert_eq!(t5(&with(&[("scale_decoder_outputs", json!(false))])), third);
+    for spec in [second, third] {
+        let path = Path::new("c.json");
+        let spec = ModelSpec::T5(spec);
+        assert_eq!(parse_config(&config_text(&spec), path).unwrap(), spec);
+    }
+    for (key, value, said) in [
+        ("num_decoder_layers", json!(3), "expected 2, as many as `num_layers`"),
+        ("feed_forward_proj", json!("gated-silu"), "gated-gelu"),
+        ("dense_act_fn", json!("gelu_new"), "\"relu\""),
+        ("is_gated_act", json!(true), "false, as of \"relu\""),
+        ("is_encoder_decoder", json!(false), "true"),
+        ("is_decoder", json!(true), "false"),
+        ("relative_attention_num_buckets", json!(30), "a multiple of 4"),
+        ("relative_attention_max_distance", json!(16), "more than half of"),
+        ("d_model", Value::Null, "is missing"),
+        ("tie_word_embeddings", json!("yes"), "true or false"),
+    ] {
+        let refused = refusal(first.clone(), key, value).to_string();
+        assert!(refused.contains(key) && refused.contains(said), "`{said}` is not in: {refused}");
     }
 }

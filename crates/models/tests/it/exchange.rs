@@ -52,7 +52,7 @@ fn a_model_survives_export_and_import() {
 /// `transformers` wrote these files; ours must hold the same tensors, bit for bit.
 #[test]
 fn exported_tensors_are_those_that_transformers_wrote() {
-    for name in ["gpt2", "llama_tied", "llama_rope_new", "mixtral"] {
+    for name in ["gpt2", "llama_tied", "llama_rope_new", "mixtral", "t5", "t5_gated"] {
         let loaded = load(&case(name)).unwrap();
         let dir = scratch(&format!("same-{name}"));
         save(&dir, &loaded.spec, &loaded.tensors, DType::F32, &KeptKeys::default()).unwrap();
@@ -122,6 +122,30 @@ fn a_tied_head_may_be_stored_again_only_if_it_is_the_embedding() {
     let refused = load(&dir).unwrap_err().to_string();
     for part in ["lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings"] {
         assert!(refused.contains(part), "{refused}");
+    }
+}
+
+/// Encoder, decoder and a tied head read one table, which a file may hold once for each.
+#[test]
+fn a_shared_table_may_be_stored_again_only_if_it_is_the_same() {
+    let dir = copy("t5", "shared-table");
+    let path = dir.join("model.safetensors");
+    let mut tensors = read_raw(&path);
+    let table = tensors["shared.weight"].clone();
+    let copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"];
+    tensors.extend(copies.map(|name| (name.to_owned(), table.clone())));
+    // The first versions stored a table of distances that nothing reads.
+    let unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+    tensors.insert(unread.to_owned(), (Dtype::F32, vec![8, 2], vec![0; 64]));
+    write_raw(&path, &tensors);
+    assert_eq!(load(&dir).unwrap(), load(&case("t5")).unwrap());
+
+    for copy in copies {
+        tensors.get_mut(copy).unwrap().2[3] ^= 1;
+        write_raw(&path, &tensors);
+        let refused = load(&dir).unwrap_err().to_string();
+        assert!(refused.contains(copy) && refused.contains("shared.weight"), "{refused}");
+        tensors.insert(copy.to_owned(), table.clone());
     }
 }
 

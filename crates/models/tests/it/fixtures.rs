@@ -1,4 +1,4 @@
-//! The fixtures of `tools/oracle/make_fixtures.py` and `mixtral.py`, and copies of them that tests may change.
+//! The fixtures of `tools/oracle`, and copies of them that tests may change.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use phalanx_models::hf::{HfError, ModelFolder, ModelSpec, WeightTensor, Weights};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-pub(crate) const CASES: [&str; 8] = [
+pub(crate) const CASES: [&str; 10] = [
     "gpt2",
     "gpt2_bare",
     "llama_gqa",
@@ -15,6 +15,8 @@ pub(crate) const CASES: [&str; 8] = [
     "llama_rope_old",
     "llama_rope_new",
     "mixtral",
+    "t5",
+    "t5_gated",
 ];
 
 pub(crate) fn root() -> PathBuf {

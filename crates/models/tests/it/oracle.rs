@@ -9,7 +9,7 @@ use phalanx_cuda::CudaEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::ModelSpec;
-use phalanx_models::{Architecture, BatchShape, Experts, Gpt, Llama, Router, port};
+use phalanx_models::{Architecture, BatchShape, Experts, Gpt, Llama, Router, T5, port};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::Compiled;
 use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
@@ -159,6 +159,7 @@ impl<'a> Case<'a> {
                 };
                 Box::new(Llama { experts: Some(experts), ..Llama::new(spec.base.clone()) })
             }
+            ModelSpec::T5(spec) => Box::new(T5::new(spec.clone())),
         }
     }
 

@@ -9,14 +9,14 @@ use phalanx_ir::DType;
 use phalanx_models::hf::names::{self, HfParam, Storage};
 use phalanx_models::hf::{
     GptSpec, KeptKeys, LlamaSpec, MixtralSpec, ModelFolder, ModelSpec, Params, RopeScaling,
-    RopeSpec, WeightTensor, Weights, save,
+    RopeSpec, T5Spec, WeightTensor, Weights, save,
 };
 
 use crate::fixtures::scratch;
 use crate::params::save_params;
 
 /// Models whose larger tensors are longer than any buffer on the way.
-fn specs() -> [ModelSpec; 3] {
+fn specs() -> [ModelSpec; 4] {
     let llama = LlamaSpec {
         layers: 1,
         width: 192,
@@ -53,7 +53,9 @@ fn specs() -> [ModelSpec; 3] {
         noisy: false,
         late: None,
     };
-    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt), ModelSpec::Mixtral(mixtral)]
+    let t5 =
+        T5Spec { head_dim: 40, tied: false, scaled: false, ..T5Spec::new(1, 160, 3, 230, 1999) };
+    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt), ModelSpec::Mixtral(mixtral), ModelSpec::T5(t5)]
 }
 
 /// Every value of a model differs from its neighbours, in every precision.
@@ -72,6 +74,7 @@ fn folder(spec: &ModelSpec, stored: DType) -> PathBuf {
         ModelSpec::Gpt(_) => "gpt",
         ModelSpec::Llama(_) => "llama",
         ModelSpec::Mixtral(_) => "mixtral",
+        ModelSpec::T5(_) => "t5",
     };
     let dir = scratch(&format!("ranges-{kind}-{stored}"));
     save(&dir, spec, &tensors(spec), stored, &KeptKeys::default()).unwrap();

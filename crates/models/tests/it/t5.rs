@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Param};
+use phalanx_models::hf::T5Spec;
 use phalanx_models::{Architecture, BatchShape, T5, port};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_testing::{Rig, RigBatch, Setup, optimise, worst};
@@ -15,7 +16,7 @@ const VOCAB: usize = 11;
 
 /// Few kinds of distances, so that most are shared, and some are as far as can be.
 fn net(tied: bool) -> T5 {
-    T5 { buckets: 4, far: 5, tied, ..T5::new(2, 8, 2, 12, VOCAB) }
+    T5::new(T5Spec { buckets: 4, far: 5, tied, scaled: tied, ..T5Spec::new(2, 8, 2, 12, VOCAB) })
 }
 
 type Rows = Vec<Vec<f64>>;
@@ -35,7 +36,7 @@ fn tokens(phase: usize) -> Vec<i32> {
 }
 
 struct Net<'a> {
-    sizes: &'a T5,
+    sizes: &'a T5Spec,
     params: &'a Params,
 }
 
@@ -144,7 +145,7 @@ impl Net<'_> {
 }
 
 /// The paper's kinds: half of them for keys behind the query; near distances one by one, then by logarithm.
-fn kind(distance: i64, both: bool, T5 { buckets, far, .. }: &T5) -> Option<usize> {
+fn kind(distance: i64, both: bool, T5Spec { buckets, far, .. }: &T5Spec) -> Option<usize> {
     if !both && distance > 0 {
         return None;
     }
@@ -177,9 +178,10 @@ fn it_is_what_the_paper_says_on_every_engine() {
     }
 }
 
-fn compare<E: Engine>(sizes: &T5, engine: E) {
-    let model = sizes.model(SHAPE, DType::F64).unwrap();
-    let logits = sizes.logits(SHAPE, DType::F64).unwrap();
+fn compare<E: Engine>(net: &T5, engine: E) {
+    let sizes = &net.spec;
+    let model = net.model(SHAPE, DType::F64).unwrap();
+    let logits = net.logits(SHAPE, DType::F64).unwrap();
     let setup = Setup { compile: optimise, clip: None, ..Setup::new(DType::F64) };
     let mut rig = Rig::with_forward(engine, &model, &logits, &setup);
     rig.set_params(numbers);

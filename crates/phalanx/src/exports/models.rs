@@ -139,9 +139,9 @@ pub use phalanx_models::Loss;
 /// An encoder and a decoder, as in T5.
 ///
 /// ```
-/// use phalanx::{Architecture, T5};
+/// use phalanx::{Architecture, T5, T5Spec};
 ///
-/// let model = T5 { dropout: 0.1, ..T5::new(2, 16, 4, 64, 32) };
+/// let model = T5 { dropout: 0.1, ..T5::new(T5Spec::new(2, 16, 4, 64, 32)) };
 /// assert_eq!(model.unpredicted(12), 6);
 /// # Ok::<(), phalanx::Error>(())
 /// ```
@@ -167,10 +167,10 @@ pub use phalanx_models::hf::Values;
 /// ```
 #[doc(inline)]
 pub use phalanx_models::hf::WeightTensor;
-/// The sizes of models, as `config.json` of a Hugging Face folder has them: [`Gpt`] and [`Llama`]
-/// show them.
+/// The sizes of models, as `config.json` of a Hugging Face folder has them: [`Gpt`], [`Llama`] and
+/// [`T5`] show them.
 #[doc(inline)]
-pub use phalanx_models::hf::{GptSpec, HfError, LlamaSpec, RopeScaling, RopeSpec};
+pub use phalanx_models::hf::{GptSpec, HfError, LlamaSpec, RopeScaling, RopeSpec, T5Spec};
 /// Experts in place of a [`Llama`]'s feed-forward part: set its field `experts`.
 pub use phalanx_models::{AuxScope, Experts, Router};
 /// What a model is built for, in [`Architecture`]: samples, tokens of each, and the purpose.

@@ -65,7 +65,7 @@ fn places(factor: NonNegative) -> Option<f64> {
 /// The keys of experts, with the values of a model folder.
 pub(super) fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
     match spec {
-        ModelSpec::Gpt(_) => vec![],
+        ModelSpec::Gpt(_) | ModelSpec::T5(_) => vec![],
         ModelSpec::Llama(_) => vec![("model.experts", "0".to_owned())],
         ModelSpec::Mixtral(s) => {
             let router = match (s.normalised, s.noisy) {
