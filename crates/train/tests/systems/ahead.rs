@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 use phalanx_config::Loaded;
 use phalanx_data::Batch;
 use phalanx_error::Result;
+use phalanx_pipeline::{HeldStage, Times, TurnCosts, simulate};
 use phalanx_script::{AheadPart, Buffer, BufferKey, Class, Kind, Number, Part, ScriptKey, Source};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
-use phalanx_session::{BLOCK, BatchSource, Planner, RankScript, Session, StepData, StepResult};
+use phalanx_session::{
+    BLOCK, BatchSource, Planner, RankScript, Session, StepData, StepResult, Timetable,
+};
 use phalanx_sim::{Durations, IssueRule, play};
 
 use crate::bits::Bits;
@@ -176,32 +179,70 @@ fn a_commit_with_the_previewed_coefficient_is_found() {
 
 /// How long a step takes once several follow each other: the longest time of a stage group from its own start to its own end,
 /// where a step that waits takes from the first start of any to the last end. Played as executors issue, with all parts of a
-/// stage taking 1: ZB-H2 has no bubble then, and its makespan is p − 1 longer.
+/// stage group taking 1: ZB-H2 has no bubble then, and its makespan is p − 1 longer.
 #[test]
 fn a_step_that_goes_ahead_takes_the_span() {
     for (pp, m) in [(2, 4), (2, 8), (3, 6)] {
-        let sets = [
-            format!("train.microbatches={m}"),
-            format!("parallel.pp={pp}"),
-            format!("train.batch_size={m}"),
-        ];
-        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
-        let own = ["parallel.schedule=zb-h2", "model.layers=6", "optim.clip=1e6", ON];
-        let loaded = llama(&[&F32[..], &sets, &own].concat());
-        let laid = laid(&loaded, None);
-        let waiting = Planner::new(&laid.lowered).unwrap();
-        let alone = ends(&waiting.scripts_of(ScriptKey::Train).unwrap(), vec![0.0; pp]);
-        let makespan = alone.iter().copied().fold(0.0, f64::max);
+        let [makespan, span] = taken("zb-h2", pp, m, &[]);
         assert!((makespan - (3 * m + pp - 1) as f64).abs() < 1e-9, "{pp}, {m}: {makespan}");
-        let [first, middle, last] = AheadPart::ALL.map(|part| scripts(&loaded, part));
-        let mut all = vec![ends(&first, vec![0.0; pp])];
-        for number in 1..6 {
-            let script = if number == 5 { &last } else { &middle };
-            all.push(ends(script, all[number - 1].clone()));
-        }
-        let steady = all[4][0] - all[3][0];
-        assert!((steady - (3 * m) as f64).abs() < 1e-9, "{pp}, {m}: {all:?}");
+        assert!((span - (3 * m) as f64).abs() < 1e-9, "{pp}, {m}: {span}");
     }
+    let twice = ["parallel.schedule_memory=2"];
+    for (schedule, pp, m, more) in [
+        ("zb-v", 2, 4, &[][..]),
+        ("zb-v", 2, 8, &[]),
+        ("zb-v", 3, 6, &[]),
+        ("zb-auto", 2, 4, &twice),
+        ("zb-auto", 2, 8, &twice),
+        ("zb-auto", 4, 8, &twice),
+    ] {
+        let [makespan, span] = taken(schedule, pp, m, more);
+        assert!(span < makespan - 0.2, "{schedule}, {pp}, {m}: {span} of {makespan}");
+    }
+}
+
+/// The time of a step that waits, and of one that goes ahead. The simulator of schedules gives the same.
+fn taken(schedule: &str, pp: usize, m: usize, more: &[&str]) -> [f64; 2] {
+    let sets = [
+        format!("parallel.schedule={schedule}"),
+        format!("train.microbatches={m}"),
+        format!("parallel.pp={pp}"),
+        format!("train.batch_size={m}"),
+    ];
+    let sets = sets.iter().map(String::as_str).chain(more.iter().copied());
+    let sets: Vec<&str> = sets.chain(["model.layers=6", "optim.clip=1e6", ON]).collect();
+    let loaded = llama(&[&F32[..], &sets].concat());
+    let laid = laid(&loaded, None);
+    let timetable = Timetable::new(&laid.lowered).unwrap();
+    let group = |stage: usize| {
+        let held = HeldStage { stage, replica: 0 };
+        timetable.schedule.placement().find(held).unwrap().0
+    };
+    let held = |stage: usize| -> f64 {
+        let own = (0..timetable.stages.len()).filter(|&other| group(other) == group(stage));
+        own.map(|other| timetable.stages[other].len() as f64).sum()
+    };
+    let times = (timetable.stages.iter().enumerate()).map(|(stage, own)| {
+        let one = own.len() as f64 / held(stage);
+        Times { f: one, b: one, w: one }
+    });
+    let costs = TurnCosts::uneven(times.collect(), 0.0).unwrap();
+    let expected = simulate(&timetable.schedule, &costs).unwrap();
+    let what = format!("{schedule}, {pp} stage groups, {m} micro-batches");
+
+    let waiting = Planner::new(&laid.lowered).unwrap();
+    let alone = ends(&waiting.scripts_of(ScriptKey::Train).unwrap(), vec![0.0; pp]);
+    let makespan = alone.iter().copied().fold(0.0, f64::max);
+    assert!((makespan - expected.makespan).abs() < 1e-9, "{what}: {makespan}");
+    let [first, middle, last] = AheadPart::ALL.map(|part| scripts(&loaded, part));
+    let mut all = vec![ends(&first, vec![0.0; pp])];
+    for number in 1..6 {
+        let script = if number == 5 { &last } else { &middle };
+        all.push(ends(script, all[number - 1].clone()));
+    }
+    let steady = all[4][0] - all[3][0];
+    assert!((steady - expected.span).abs() < 1e-9, "{what}: {steady}, not {}", expected.span);
+    [makespan, steady]
 }
 
 /// When each stage group ends a script, by when it begins.
