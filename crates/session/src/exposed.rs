@@ -23,6 +23,11 @@ impl Lowered {
         !self.rows.is_empty() && self.trains && !self.reads_predictions() && goes_on
     }
 
+    /// Micro-batches of a script of an endless row, if steps are taken in such a row.
+    pub fn row_microbatches(&self) -> Option<usize> {
+        self.rows.first().map(|row| row.window.microbatches).filter(|_| self.rolls())
+    }
+
     /// Whether several instances read the same boundary value.
     fn hands_values_on(&self) -> bool {
         let mut read = BTreeSet::new();

@@ -96,10 +96,15 @@ pub struct Traced {
 impl Timetable {
     /// What a model's ranks do in a step.
     pub fn new(lowered: &Lowered) -> Result<Self> {
+        Self::of_steps(lowered, 1)
+    }
+
+    /// The same in several steps, where a pipeline does not drain between them.
+    pub fn of_steps(lowered: &Lowered, steps: usize) -> Result<Self> {
         let (pipeline, parts) =
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
         let (schedule, stages) =
-            pipeline.timetable(&lowered.model, lowered.stage_groups().len(), parts, 1)?;
+            pipeline.timetable(&lowered.model, lowered.stage_groups().len(), parts, steps)?;
         let places: Vec<RankPlace> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
         let name = |(rank, at): (usize, &RankPlace)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);

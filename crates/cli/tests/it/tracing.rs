@@ -98,14 +98,50 @@ fn a_pipelines_ranks_do_what_their_schedule_says_one_thing_at_a_time() {
     for words in [">measured<", ">predicted<", "1f1b, 2 devices, 4 micro-batches", "time, ms"] {
         assert!(drawing.contains(words), "`{words}` is not in the drawing");
     }
-    for words in [">device 0<", ">device 1<"] {
+    for words in [">rank 0<", ">rank 1<"] {
         assert_eq!(drawing.matches(words).count(), 2, "{words}");
     }
     // Two pictures of two devices with eight turns.
     assert_eq!(drawing.matches("of micro-batch").count(), 32);
+    // One version of the weights, one replica of the model, and nothing parked.
+    for word in ["version", "replica", "parked_on"] {
+        assert!(events.iter().all(|event| event["args"][word].is_null()), "{word}");
+    }
     let summary = done.json().pop().unwrap();
     assert_eq!(summary["summary"]["trace"], "t.json");
     assert!(done.err.contains("trace of step 4: t.json"), "{}", done.err);
+}
+
+/// Which weights a turn reads, which replica it is of, and where its micro-batch waits.
+#[test]
+fn turns_tell_version_replica_and_where_they_wait() {
+    let seen = |sets: &[&str], word: &str| -> BTreeSet<(u64, u64, Option<i64>)> {
+        let dir = tempfile::tempdir().unwrap();
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let (_, events, _) = traced(dir.path(), &[PIPELINE, &sets].concat());
+        let turns = events.iter().filter(|event| event["args"]["part"].is_string());
+        let own = |event: &Value| {
+            let number = |key: &str| event["args"][key].as_u64().unwrap();
+            (number("stage"), number("microbatch"), event["args"][word].as_i64())
+        };
+        turns.map(own).collect()
+    };
+    // The batch of a step reads the weights of the step before.
+    let late = seen(&["parallel.schedule=pipedream-2bw", "optim.clip=none"], "version");
+    assert!(late.len() == 8 && late.iter().all(|(.., version)| *version == Some(-1)), "{late:?}");
+    // Of four micro-batches, every second one goes the other way.
+    let both = seen(&["parallel.schedule=chimera"], "replica");
+    assert!(both.len() == 8, "{both:?}");
+    for (stage, microbatch, replica) in &both {
+        let same = both.iter().filter(|other| other.1 == *microbatch);
+        assert!(same.clone().all(|other| other.2 == *replica), "{stage}: {both:?}");
+    }
+    assert_eq!(both.iter().filter(|own| own.2 == Some(1)).count(), 4, "{both:?}");
+    // From four stages on there is something to park.
+    let own = ["parallel.schedule=bpipe", "parallel.pp=4", "train.microbatches=8"];
+    let parked = seen(&[&own[..], &["train.batch_size=8"]].concat(), "parked_on");
+    assert!(parked.iter().any(|own| own.2 == Some(3)), "{parked:?}");
+    assert!(parked.iter().all(|(stage, .., on)| on.is_none() || *stage < 2), "{parked:?}");
 }
 
 #[test]

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use phalanx_engine::{CallPart, PartKind};
+use phalanx_pipeline::{At as Place, Schedule, Turn};
 use phalanx_script::Lane;
 use serde_json::{Value, json};
 
 use super::{HiddenTransfers, Timelines};
-use phalanx_session::{Trace, Traced};
+use phalanx_session::{Timetable, Trace, Traced};
 
 /// Lanes from top to bottom, with the names of their threads.
 const LANES: [(Lane, &str); 10] = [
@@ -156,8 +157,24 @@ impl At {
         if let Some(turn) = turn {
             args["part"] = turn.part.to_string().into();
             args["microbatch"] = turn.microbatch.into();
-            let mut stages = trace.timetable.stages.iter();
-            args["stage"] = stages.position(|stage| stage.contains(&turn.instance)).into();
+            let Timetable { schedule, stages, places, .. } = &trace.timetable;
+            let stage = stages.iter().position(|stage| stage.contains(&turn.instance));
+            args["stage"] = stage.into();
+            if let (Some(stage), Some(updates)) = (stage, schedule.updates()) {
+                args["version"] = updates.version(stage, turn.microbatch).into();
+            }
+            let own = places[self.rank].stage_group;
+            if schedule.placement().replicas() > 1 {
+                let of = |stage| replica(schedule, own, (stage, turn.microbatch));
+                args["replica"] = stage.and_then(of).into();
+            }
+            let parked = schedule
+                .moves()
+                .iter()
+                .find(|parked| parked.from == own && parked.microbatch == turn.microbatch);
+            if let Some(parked) = parked {
+                args["parked_on"] = parked.to.into();
+            }
         }
         if !peers.is_empty() {
             args["peers"] = peers.as_slice().into();
@@ -172,6 +189,15 @@ impl At {
             "args": args,
         })
     }
+}
+
+/// The pipeline that a stage group's turn of a stage and a micro-batch belongs to.
+fn replica(schedule: &Schedule, stage_group: usize, of: (usize, usize)) -> Option<usize> {
+    let same = |(at, turn): &(Place, Turn)| {
+        at.stage_group == stage_group && (schedule.stage(*at), turn.microbatch) == of
+    };
+    let (_, turn) = schedule.all().find(same)?;
+    schedule.placement().held(stage_group, turn.chunk).map(|held| held.replica)
 }
 
 /// Messages of which one end or both were seen, each with a number.

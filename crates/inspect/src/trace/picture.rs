@@ -34,6 +34,8 @@ pub struct Timelines {
     pub predicted: Timeline,
     /// By stage group: what is done besides the turns, as measured and as predicted.
     pub beside: [Vec<Vec<BesideTurns>>; 2],
+    /// By stage group: its ranks.
+    pub ranks: Vec<Vec<usize>>,
     /// The step beside what its scripts say.
     pub replay: Replay,
 }
@@ -47,9 +49,9 @@ impl Timelines {
         let measured = rows.timeline(&replay.measured, replay.step);
         let predicted = rows.timeline(&played, replay.predicted.makespan);
         let beside = [&replay.measured, &played].map(|times| rows.beside(times));
-        let schedule = rows.schedule;
+        let (schedule, ranks) = (rows.schedule, ranks_of(&trace.timetable));
         drop(all);
-        Ok(Self { schedule, measured, predicted, beside, replay })
+        Ok(Self { schedule, measured, predicted, beside, ranks, replay })
     }
 }
 
@@ -78,15 +80,12 @@ impl<'a> Rows<'a> {
         let (timetable, schedule) = (self.timetable, &self.schedule);
         let again = schedule.all().any(|(_, turn)| turn.part == Part::R);
         let of = |(stage_group, (at, class)): (usize, &(usize, &Class<'_>))| {
-            let ran = RankTimes::new(timetable, again, turns(class, &times[*at]));
+            let mut ran = RankTimes::default();
+            ran.add(timetable, again, turns(class, &times[*at]));
             ran.turns(schedule, stage_group, &timetable.stages)
         };
         let times: Vec<Vec<Stretch>> = self.classes.iter().enumerate().map(of).collect();
-        let first = times.iter().flatten().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
-        let at = |At { stage_group, index }| times[stage_group][index];
-        let turns = Timeline::measured(schedule, at);
-        let after = step - first - turns.makespan;
-        turns.within(first, after)
+        timeline(schedule, &times, step)
     }
 
     fn beside(&self, times: &[MeasuredTimes]) -> Vec<Vec<BesideTurns>> {
@@ -94,25 +93,68 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A step that was played with given durations, in milliseconds, on one scale.
+/// Scripts that were played one after the other with given durations, in milliseconds on one clock. Each has so many
+/// micro-batches; the timetable has all of them.
 pub(crate) fn played_picture(
     timetable: &Timetable,
-    classes: &[Class<'_>],
-    playback: &Playback,
+    scripts: &[(&[Class<'_>], &Playback)],
+    microbatches: usize,
 ) -> Result<String> {
-    let (rows, times) = (Rows::new(timetable, classes)?, playback_times(playback));
-    let (timeline, beside) = (rows.timeline(&times, playback.makespan), rows.beside(&times));
-    let panel = Panel { unit: "ms", beside: &beside, ..Panel::new(&rows.schedule, &timeline) };
-    Ok(svg(&[panel]))
+    let rows: Vec<Rows<'_>> =
+        scripts.iter().map(|(classes, _)| Rows::new(timetable, classes)).collect::<Result<_>>()?;
+    let times: Vec<Vec<MeasuredTimes>> =
+        scripts.iter().map(|(_, playback)| playback_times(playback)).collect();
+    let step = scripts.iter().map(|(_, playback)| playback.makespan).fold(0.0, f64::max);
+    let first = &rows[0];
+    let again = first.schedule.all().any(|(_, turn)| turn.part == Part::R);
+    let stretches = (0..first.classes.len()).map(|stage_group| {
+        let mut ran = RankTimes::default();
+        for (number, (rows, times)) in rows.iter().zip(&times).enumerate() {
+            let (at, class) = rows.classes[stage_group];
+            let own = turns(class, &times[at]).map(|(turn, times)| {
+                let microbatch = turn.microbatch + number * microbatches;
+                (ScheduledRun { microbatch, ..turn }, times)
+            });
+            ran.add(timetable, again, own);
+        }
+        ran.turns(&first.schedule, stage_group, &timetable.stages)
+    });
+    let timeline = timeline(&first.schedule, &stretches.collect::<Vec<_>>(), step);
+    let mut beside = vec![Vec::new(); first.classes.len()];
+    for (rows, times) in rows.iter().zip(&times) {
+        beside.iter_mut().zip(rows.beside(times)).for_each(|(all, own)| all.extend(own));
+    }
+    let ranks = ranks_of(timetable);
+    let panel = Panel::new(&first.schedule, &timeline);
+    Ok(svg(&[Panel { unit: "ms", beside: &beside, ranks: &ranks, ..panel }]))
+}
+
+/// For each stage group: its ranks, those of all replicas.
+fn ranks_of(timetable: &Timetable) -> Vec<Vec<usize>> {
+    let of = |group: usize| {
+        let places = timetable.places.iter().enumerate();
+        places.filter(|(_, at)| at.stage_group == group).map(|(rank, _)| rank).collect()
+    };
+    (0..timetable.schedule.stage_groups()).map(of).collect()
+}
+
+/// The turns of stage groups on one clock, in a step that takes so long.
+fn timeline(schedule: &Schedule, times: &[Vec<Stretch>], step: f64) -> Timeline {
+    let first = times.iter().flatten().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
+    let at = |At { stage_group, index }| times[stage_group][index];
+    let turns = Timeline::measured(schedule, at);
+    let after = step - first - turns.makespan;
+    turns.within(first, after)
 }
 
 /// Both timelines on one scale.
 pub fn picture(timelines: &Timelines) -> String {
-    let Timelines { schedule, measured, predicted, beside, .. } = timelines;
+    let Timelines { schedule, measured, predicted, beside, ranks, .. } = timelines;
     let panel = |label, timeline, beside| Panel {
         label: Some(label),
         unit: "ms",
         beside,
+        ranks,
         ..Panel::new(schedule, timeline)
     };
     let [seen, played] = beside;
@@ -158,27 +200,27 @@ fn beside(class: &Class<'_>, times: &MeasuredTimes) -> Vec<BesideTurns> {
 type Stretch = (f64, f64);
 
 /// What the first rank of a stage group ran, by instance and micro-batch.
+#[derive(Default)]
 struct RankTimes {
     parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
 }
 
 impl RankTimes {
-    fn new(
+    fn add(
+        &mut self,
         timetable: &Timetable,
         again: bool,
         turns: impl Iterator<Item = (ScheduledRun, ActionTimes)>,
-    ) -> Self {
+    ) {
         // Where stages are recomputed, the model's last instance runs its forward right before its
         // backward, and that forward counts as backward, as it does where both are one program.
         let late = timetable.stages.last().map(|stage| stage.end - 1).filter(|_| again);
-        let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (turn, ActionTimes { started, ended, .. }) in turns {
             let fused = turn.part == Part::F && late == Some(turn.instance);
             let part = if fused { Part::FBW } else { turn.part };
-            let own = parts.entry((turn.instance, turn.microbatch)).or_default();
+            let own = self.parts.entry((turn.instance, turn.microbatch)).or_default();
             own.push((part, (started, ended)));
         }
-        Self { parts }
     }
 
     /// When each turn of the stage group's list ran.

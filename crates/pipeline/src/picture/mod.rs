@@ -4,6 +4,7 @@
 //! schedules and draw them below each other, with one time scale.
 
 mod beside;
+mod devices;
 mod guests;
 mod palette;
 mod scale;
@@ -18,7 +19,7 @@ pub use text::{TextOptions, text};
 use phalanx_script::Part;
 
 use crate::schedule::Schedule;
-use crate::simulate::Timeline;
+use crate::simulate::{Timed, Timeline};
 use crate::turn::Turn;
 use crate::words::counted;
 
@@ -35,6 +36,8 @@ pub struct Panel<'a> {
     pub unit: &'a str,
     /// For each stage group: what it does besides its turns; empty if that is not known.
     pub beside: &'a [Vec<BesideTurns>],
+    /// For each stage group: the ranks that its row stands for; empty if that is not known.
+    pub ranks: &'a [Vec<usize>],
 }
 
 /// Something that a stage group does besides its turns.
@@ -72,7 +75,7 @@ impl BesideKind {
 impl<'a> Panel<'a> {
     /// A schedule under its own name, with times that have no unit.
     pub fn new(schedule: &'a Schedule, timeline: &'a Timeline) -> Self {
-        Panel { schedule, timeline, label: None, unit: "", beside: &[] }
+        Panel { schedule, timeline, label: None, unit: "", beside: &[], ranks: &[] }
     }
 
     /// The name above the picture.
@@ -96,6 +99,29 @@ impl<'a> Panel<'a> {
             None => String::new(),
         };
         format!("{named}{stage_groups}{chunks}, {batches}")
+    }
+
+    /// Versions of the weights that a stage group keeps; one if it keeps no older ones.
+    fn versions(&self, stage_group: usize) -> usize {
+        let Some(updates) = self.schedule.updates() else { return 1 };
+        let chunks = 0..self.schedule.placement().chunks(stage_group);
+        let held = chunks.filter_map(|chunk| self.schedule.placement().held(stage_group, chunk));
+        held.map(|held| updates.delays[held.stage] + 1).max().unwrap_or(1)
+    }
+
+    /// When a stage group ends each step of a row, except the last: with the last of its backwards.
+    fn step_ends(&self, stage_group: usize) -> Vec<f64> {
+        let step = self.schedule.updates().map_or(usize::MAX, |updates| updates.step);
+        let turns = &self.timeline.stage_groups[stage_group];
+        let ends = |own: usize| {
+            let of_step = |timed: &&Timed| {
+                timed.turn.microbatch / step == own
+                    && matches!(timed.turn.part, Part::B | Part::W | Part::BW | Part::FBW)
+            };
+            turns.iter().filter(of_step).map(|timed| timed.end).reduce(f64::max)
+        };
+        let steps = self.schedule.microbatches().div_ceil(step);
+        (0..steps.saturating_sub(1)).filter_map(ends).collect()
     }
 
     /// A time with its unit.
@@ -148,6 +174,19 @@ fn shortest(panels: &[Panel<'_>]) -> f64 {
 fn has_versions(panels: &[Panel<'_>]) -> bool {
     let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());
     turns.any(|(_, turn)| turn.version > 0)
+}
+
+/// Whether several steps follow each other without a flush.
+fn has_steps(panels: &[Panel<'_>]) -> bool {
+    let mut rows = panels.iter().flat_map(|panel| {
+        (0..panel.schedule.stage_groups()).map(|stage_group| panel.step_ends(stage_group))
+    });
+    rows.any(|ends| !ends.is_empty())
+}
+
+/// Whether a stage group keeps older weights.
+fn keeps_versions(panel: &Panel<'_>) -> bool {
+    (0..panel.schedule.stage_groups()).any(|stage_group| panel.versions(stage_group) > 1)
 }
 
 /// Whether there are second forwards to draw.

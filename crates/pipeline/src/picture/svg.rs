@@ -7,12 +7,14 @@ use super::beside;
 use super::guests::guests;
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{Panel, TurnKind, any_again, has_versions, longest, shades, short, shortest};
+use super::{
+    Panel, TurnKind, any_again, has_versions, keeps_versions, longest, shades, short, shortest,
+};
 use crate::simulate::Timed;
 use phalanx_script::Part;
 
 /// The height of a row and the space between two rows, in pixels.
-const ROW: f64 = 24.0;
+pub(super) const ROW: f64 = 24.0;
 pub(super) const GAP: f64 = 4.0;
 /// The height of the narrow row of micro-batches that wait elsewhere.
 const NARROW: f64 = 14.0;
@@ -105,9 +107,10 @@ impl Drawing {
         let name = panel.name().chars().map(wide).sum::<f64>() + 12.0;
         let words = format!("{}; {}", panel.title(), panel.results());
         page.text((LEFT + name, top + 20.0), 11.5, Weight::Soft, Anchor::Start, &words);
-        let until = match panel.schedule.splits() {
-            true => "peak memory: until B, until W",
-            false => "peak memory, micro-batches",
+        let until = match (panel.schedule.splits(), keeps_versions(panel)) {
+            (true, _) => "peak memory: until B, until W",
+            (false, false) => "peak memory, micro-batches",
+            (false, true) => "peak: micro-batches, weights",
         };
         let bars = LEFT + self.width + 16.0;
         page.text((bars, top + 36.0), 10.5, Weight::Soft, Anchor::Start, until);
@@ -122,9 +125,7 @@ impl Drawing {
     }
 
     fn row(&mut self, panel: &Panel<'_>, stage_group: usize, y: f64) {
-        let middle = y + ROW / 2.0 + 4.0;
-        let name = format!("device {stage_group}");
-        self.page.text((LEFT - 10.0, middle), 11.5, Weight::Plain, Anchor::End, &name);
+        self.device(panel, stage_group, y);
         self.page.waiting((LEFT, y), (panel.timeline.makespan * self.scale, ROW));
         let chunks = panel.schedule.placement().chunks(stage_group);
         let turns = &panel.timeline.stage_groups[stage_group];
@@ -135,6 +136,7 @@ impl Drawing {
             let x = LEFT + time * self.scale;
             self.page.line((x, y - GAP), (x, y + 3.0));
         }
+        self.step_ends(panel, stage_group, y);
         self.guests(panel, stage_group, y + ROW + GAP / 2.0);
         self.beside(panel, stage_group, y + pitch(panel) - GAP - beside::height(panel));
         self.bars(panel, stage_group, y);
@@ -216,7 +218,10 @@ impl Drawing {
         let words = match panel.schedule.splits() {
             false => {
                 self.page.bar((left, y + 6.0), (long(until_b), ROW - 12.0), dark);
-                short(until_b)
+                match keeps_versions(panel) {
+                    true => format!("{}, {}", short(until_b), panel.versions(stage_group)),
+                    false => short(until_b),
+                }
             }
             true => {
                 self.page.bar((left, y + 4.0), (long(until_b), ROW / 2.0 - 4.5), dark);
@@ -286,6 +291,7 @@ impl Drawing {
             );
         }
         x = self.beside_legend(panels, x, y);
+        x = self.steps_legend(panels, x, y);
         if has_versions(panels) {
             self.word(x, y, "dots: version of the weights, modulo 4; ticks: updates");
         }

@@ -120,6 +120,15 @@ impl Page {
         );
     }
 
+    /// A dark line of dashes, which is seen on light and on hatched ground.
+    pub fn dashes(&mut self, from: (f64, f64), to: (f64, f64)) {
+        let [x0, y0, x1, y1] = [from.0, from.1, to.0, to.1].map(px);
+        let _ = writeln!(
+            self.body,
+            "<path d=\"M{x0} {y0}L{x1} {y1}\" stroke=\"#1c1c1c\" stroke-width=\"1.8\" stroke-dasharray=\"4 2.5\"/>"
+        );
+    }
+
     /// The drawing as the text of a file.
     pub fn finish(mut self) -> String {
         self.body.push_str("</svg>\n");

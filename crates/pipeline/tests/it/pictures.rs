@@ -1,7 +1,7 @@
 //! Pictures: what is in them, and that they can be read without colour.
 
 use phalanx_pipeline::picture::{Panel, TextOptions, svg, text};
-use phalanx_pipeline::{NamedSchedule, Schedule, Timeline, TurnCosts, simulate};
+use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, Timeline, TurnCosts, simulate};
 
 use crate::support::{build, times};
 
@@ -194,6 +194,59 @@ fn every_turn_is_drawn_in_its_place() {
         }
         let opened = drawing.matches("<text").count();
         assert_eq!(opened, drawing.matches("</text>").count());
+    }
+}
+
+/// Three steps of a row: on each device dashes at the end of the first two, right behind the last backward of each.
+#[test]
+fn a_row_shows_where_its_steps_end() {
+    for (named, versions) in
+        [(NamedSchedule::PipeDream2bw, [2, 2, 2, 2]), (NamedSchedule::PipeDream, [4, 3, 2, 1])]
+    {
+        let shape = ScheduleShape { steps: 3, ..ScheduleShape::new(4, 4) };
+        let schedule = named.build(shape).unwrap();
+        let costs = TurnCosts::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
+        let timeline = simulate(&schedule, &costs).unwrap();
+        let drawing = svg(&[Panel::new(&schedule, &timeline)]);
+        let dashes: Vec<f64> = drawing
+            .lines()
+            .filter(|line| line.contains("stroke-dasharray"))
+            .map(|line| line.split(['M', ' ']).nth(2).unwrap().parse().unwrap())
+            .collect();
+        // The last is that of the legend.
+        assert_eq!(dashes.len(), 4 * 2 + 1, "{named}");
+        let ends = blocks(&drawing).into_iter().filter(|block| {
+            ["3,", "7,"].iter().any(|mb| block.contains(&format!("BW of micro-batch {mb}")))
+        });
+        let mut ends: Vec<f64> = ends.map(|b| number(b, "x") + number(b, "width")).collect();
+        let mut found = dashes[..8].to_vec();
+        ends.sort_by(f64::total_cmp);
+        found.sort_by(f64::total_cmp);
+        let near = ends.iter().zip(&found).all(|(a, b)| (a - b).abs() < 0.05);
+        assert!(ends.len() == 8 && near, "{named}: {ends:?}, {found:?}");
+        assert!(drawing.contains(">a step ends<"));
+        for (stage_group, versions) in versions.iter().enumerate() {
+            let words = format!(">{}, {versions}<", 4 - stage_group);
+            assert!(drawing.contains(&words), "{named}: {words}");
+        }
+    }
+    let flushed = [played(NamedSchedule::OneFOneB, 4, 8)];
+    assert!(!svg(&panels(&flushed)).contains("stroke-dasharray"));
+}
+
+/// Which way the pipelines of a device go is written, too; and the ranks of a row, where they are known.
+#[test]
+fn replicas_are_told_without_shades() {
+    let played = [played(NamedSchedule::Chimera, 4, 4)];
+    let drawing = svg(&panels(&played));
+    for words in ["0↓ 3↑", "1↓ 2↑", "2↓ 1↑", "3↓ 0↑"] {
+        assert!(drawing.contains(&format!(">stages {words}<")), "{words}");
+    }
+    let ranks = [vec![0, 1], vec![2, 3], vec![4, 6], vec![7]];
+    let named = Panel { ranks: &ranks, ..Panel::new(&played[0].0, &played[0].1) };
+    let drawing = svg(&[named]);
+    for words in ["ranks 0–1", "ranks 2–3", "2 ranks", "rank 7"] {
+        assert!(drawing.contains(&format!(">{words}<")), "{words}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use phalanx_inspect::explain::step_drawing;
 use phalanx_inspect::trace::Replay;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::{NamedSchedule, Times, TurnCosts, simulate};
@@ -125,6 +126,24 @@ fn gathers_sums_and_updates_take_their_time() {
     let gathers = scripts[0].planned.script.actions.iter();
     let gathers = gathers.filter(|action| action.lane == Lane::Gather).count();
     assert!(slow >= 100.0 * gathers as f64, "{gathers} gathers, {slow}");
+}
+
+/// A pipeline without a flush is drawn as a row of three scripts: all their turns, on one clock, and where steps end.
+#[test]
+fn a_row_of_steps_is_drawn() {
+    let of = |sets: &[&str]| step_drawing(&llama(&[sets, &["optim.clip=none"]].concat())).unwrap();
+    let row = ["parallel.schedule=pipedream-2bw", "parallel.pp=2", "train.microbatches=4"];
+    let drawing = of(&[&row[..], &["parallel.dp=2", "parallel.zero=1"]].concat());
+    let count = |words: &str| drawing.matches(words).count();
+    // Two stage groups, three steps of four micro-batches, forwards and backwards.
+    assert_eq!(count("<title>F of micro-batch") + count("<title>BW of micro-batch"), 2 * 3 * 4 * 2);
+    assert!(drawing.contains("F of micro-batch 11,"));
+    assert_eq!(count("stroke-dasharray"), 2 * 2 + 1);
+    assert!(drawing.contains(">ranks 0–1<") && drawing.contains(">ranks 2–3<"));
+    assert!(drawing.contains("weights after update 1"));
+    // Others have one step.
+    let flushed = of(&["parallel.pp=2", "train.microbatches=4"]);
+    assert!(!flushed.contains("stroke-dasharray") && !flushed.contains("micro-batch 4,"));
 }
 
 /// What was played, as if it had been measured: milliseconds.
