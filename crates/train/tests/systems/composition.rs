@@ -42,7 +42,7 @@ systems! {
     Squares "2.5d", Cube "3d", Grid "gspmd", Blocks "blocks", Ulysses "ulysses",
     AllGatherKv "ag-kv", Ring "ring", Rsa "rsa", Selective "selective", Full "full",
     Microbatches "mb", Bf16 "bf16", Half "f16", Lamb "lamb", Adafactor "adafactor",
-    Gpt2 "gpt2", Images "cnn",
+    Gpt2 "gpt2", T5 "t5", Images "cnn",
     Naive "naive", GPipe "gpipe", Vectorised "vectorised", OneFOneB "1f1b", LongWarmup "1f1b-pb", BPipe "bpipe",
     Interleaved "interleaved", BreadthFirst "breadth-first", ZbH1 "zb-h1", ZbH2 "zb-h2",
     ZbV "zb-v", ZbAuto "zb-auto", VHalf "v-half", VMin "v-min",
@@ -135,7 +135,7 @@ fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
         count(&|s| [S::Selective, S::Full].contains(s)),
         count(&|s| [S::Bf16, S::Half].contains(s)),
         // Kinds of models: experts are in language models.
-        count(&|s| [S::Gpt2, S::Images].contains(s)),
+        count(&|s| [S::Gpt2, S::T5, S::Images].contains(s)),
         count(&|s| [S::Experts, S::Images].contains(s)),
         count(&|s| [S::Lamb, S::Adafactor].contains(s)),
         // Replicas share nothing, or train by themselves in one way.

@@ -10,7 +10,7 @@ use phalanx_spmd::strategies::{
 };
 
 use super::{APART, SHAPES, System, TENSOR, pipeline};
-use crate::support::{on, shared, try_cnn, try_gpt, try_llama};
+use crate::support::{on, shared, try_cnn, try_gpt, try_llama, try_t5};
 use System as S;
 
 /// The configuration; a refusal is an answer.
@@ -45,7 +45,8 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
         _ => sets.push("train.microbatches=2"),
     }
     sets.extend(batch.as_deref());
-    if pipeline(systems).is_some() && !has(S::Images) {
+    // An encoder and a decoder of two layers are four blocks.
+    if pipeline(systems).is_some() && !has(S::Images) && !has(S::T5) {
         sets.push("model.layers=4");
     }
     if has(S::Bf16) {
@@ -82,10 +83,12 @@ pub(super) fn configuration(systems: &[System]) -> Result<Loaded> {
     if has(S::Experts) && APART.into_iter().any(has) {
         sets.push("parallel.ep=2");
     }
-    match (has(S::Gpt2), has(S::Images)) {
-        // What is dropped depends on the global place of an element, not on the rank.
-        (true, _) => try_gpt(&[&sets[..], &["model.dropout=0.1"]].concat()),
-        (_, true) => try_cnn(&sets),
+    // What is dropped depends on the global place of an element, not on the rank.
+    let dropping = || [&sets[..], &["model.dropout=0.1"]].concat();
+    match (has(S::Gpt2), has(S::T5), has(S::Images)) {
+        (true, ..) => try_gpt(&dropping()),
+        (_, true, _) => try_t5(&dropping()),
+        (_, _, true) => try_cnn(&sets),
         _ => try_llama(&sets),
     }
 }
