@@ -329,6 +329,10 @@ pub(crate) struct Schedule {
     /// Whether a micro-batch of pipedream reads the same version of the weights on all stages.
     #[arg(long)]
     pub(crate) vertical_sync: bool,
+    /// How many stage groups hold each stage of pipedream and take micro-batches in turn, such as 2-1-1. A stage takes as
+    /// many times as long as it has holders.
+    #[arg(long, value_name = "k-k…", value_delimiter = '-', value_parser = whole)]
+    pub(crate) holders: Vec<usize>,
     /// Time of a forward: one micro-batch through all layers of one stage group.
     #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
     pub(crate) tf: f64,
@@ -358,7 +362,9 @@ pub(crate) struct Schedule {
     #[arg(
         long,
         value_parser = words(&PlannerName::ALL, PlannerName::name),
-        conflicts_with_all = ["name", "compare", "svg", "csv", "stages", "microbatches", "chunks"]
+        conflicts_with_all = [
+            "name", "compare", "svg", "csv", "stages", "microbatches", "chunks", "holders"
+        ]
     )]
     pub(crate) plan: Option<PlannerName>,
     /// For --plan: devices of each machine.

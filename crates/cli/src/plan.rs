@@ -5,10 +5,10 @@ use std::fmt::Write;
 use phalanx::config::Sources;
 use phalanx::error::{Error, Problem, Result, bytes, counted};
 use phalanx::pipeline::plan::{
-    LayerProfile, PipelinePlan, PlannerName, TwoBwChoice, TwoBwDemand, dapple, pipedream_levels,
-    two_bw,
+    PipelinePlan, PlannerName, TwoBwChoice, dapple, pipedream_levels, two_bw,
 };
 use phalanx::session::network;
+use phalanx::session::planned::{demand, settings_of, settings_of_choice};
 use phalanx::session::profile::{ModelProfile, profile};
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(asked: &Asked, planner: PlannerName) -> Result<()> {
         PlannerName::Dapple => {
             let m = loaded.config.microbatches();
             let plan = dapple(&found.layers, m, &machines, asked.bandwidths()?)?;
-            vec![Shown::of(&plan, &found, "1f1b")]
+            vec![Shown::of(&plan, &found, planner)]
         }
         PlannerName::TwoBw => by_two_bw(asked, &machines, &loaded, &found)?,
     };
@@ -88,7 +88,7 @@ fn by_pipedream(asked: &Asked, machines: &[usize], found: &ModelProfile) -> Resu
         1 => vec![(each, within)],
         count => vec![(each, within), (count, between)],
     };
-    Ok(Shown::of(&pipedream_levels(&found.layers, &levels)?, found, "pipedream"))
+    Ok(Shown::of(&pipedream_levels(&found.layers, &levels)?, found, PlannerName::PipeDream))
 }
 
 /// The fastest choices of PipeDream-2BW within `run.memory_limit`.
@@ -98,23 +98,9 @@ fn by_two_bw(
     loaded: &phalanx::config::Loaded,
     found: &ModelProfile,
 ) -> Result<Vec<Shown>> {
-    let one = |layer: &LayerProfile| {
-        let samples = found.samples as f64;
-        let LayerProfile { forward, backward, output, kept, .. } = *layer;
-        let [forward, backward, output, kept] =
-            [forward, backward, output, kept].map(|cost| cost / samples);
-        LayerProfile { forward, backward, output, kept, ..*layer }
-    };
-    let settings = phalanx::session::Settings::new(&loaded.config)?;
-    let limit = settings.memory_limit.and_then(|limit| limit.asked());
-    let demand = TwoBwDemand {
-        layers: found.layers.iter().map(one).collect(),
-        devices: machines.iter().sum(),
-        bandwidth: asked.bandwidths()?[usize::from(machines.len() > 1)],
-        memory: limit.map_or(f64::MAX, |bytes| bytes as f64),
-        state: found.state,
-        batch: loaded.config.train.batch_size.get(),
-    };
+    let devices = machines.iter().sum();
+    let bandwidth = asked.bandwidths()?[usize::from(machines.len() > 1)];
+    let demand = demand(loaded, found, (devices, bandwidth))?;
     let choices = two_bw(&demand)?;
     Ok(choices.iter().take(SHOWN).map(|choice| Shown::of_choice(choice, demand.batch)).collect())
 }
@@ -158,49 +144,25 @@ struct Stage {
 }
 
 impl Shown {
-    fn of(plan: &PipelinePlan, found: &ModelProfile, schedule: &str) -> Self {
+    fn of(plan: &PipelinePlan, found: &ModelProfile, planner: PlannerName) -> Self {
         let stage = |stage: &phalanx::pipeline::plan::PlannedStage| Stage {
             first: found.names[stage.layers.start].clone(),
             last: found.names[stage.layers.end - 1].clone(),
             devices: stage.devices,
         };
-        let devices = plan.stages[0].devices;
-        let alike = plan.stages.iter().all(|stage| stage.devices == devices);
-        let mut settings = vec![format!("parallel.dp={devices}")];
-        match plan.stages.len() {
-            1 => {}
-            p => settings.extend([
-                format!("parallel.pp={p}"),
-                format!("parallel.schedule={schedule}"),
-                "parallel.split=measured".to_owned(),
-            ]),
-        }
-        let uneven = "stages have different numbers of devices, for which there are no keys; the library takes \
-                      a mesh for each stage group (`Pipeline::meshes`)";
         Shown {
             shape: plan.shape(),
             stages: plan.stages.iter().map(stage).collect(),
             seconds: plan.seconds,
             samples_per_s: None,
-            settings: if alike { settings } else { Vec::new() },
-            refused: (!alike).then(|| uneven.to_owned()),
+            settings: settings_of(plan, planner),
+            refused: None,
         }
     }
 
     fn of_choice(choice: &TwoBwChoice, batch: usize) -> Self {
-        let TwoBwChoice { width, depth, microbatch, recompute, seconds, rate } = *choice;
-        let mut settings = vec![
-            format!("parallel.dp={width}"),
-            format!("train.microbatches={}", batch / (width * microbatch)),
-        ];
-        if depth > 1 {
-            settings.extend([
-                format!("parallel.pp={depth}"),
-                "parallel.schedule=pipedream-2bw".to_owned(),
-                "parallel.split=measured".to_owned(),
-            ]);
-        }
-        settings.extend(recompute.then(|| "train.recompute=stage".to_owned()));
+        let TwoBwChoice { width, depth, seconds, rate, .. } = *choice;
+        let settings = settings_of_choice(choice, batch);
         let shape = vec![width.to_string(); depth].join("-");
         let (stages, samples_per_s) = (Vec::new(), Some(rate));
         Shown { shape, stages, seconds, samples_per_s, settings, refused: None }

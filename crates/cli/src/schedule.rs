@@ -33,9 +33,10 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     let schedules = schedules(asked)?;
     check_drawable(asked, &schedules)?;
     check_table(asked, &schedules[0])?;
-    let costs = TurnCosts::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
-    let timelines =
-        schedules.iter().map(|s| simulate(s, &costs)).collect::<Result<Vec<_>, PipelineError>>()?;
+    let timelines = schedules
+        .iter()
+        .map(|schedule| simulate(schedule, &costs(asked, schedule)?))
+        .collect::<Result<Vec<_>, PipelineError>>()?;
     let panels: Vec<Panel<'_>> = schedules
         .iter()
         .zip(&timelines)
@@ -53,8 +54,36 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a table of a schedule whose moves a table has no columns for.
+/// The times of turns. Holders that take turns are there because their stage takes so many times as long as others.
+fn costs(asked: &Asked, schedule: &Schedule) -> Result<TurnCosts, PipelineError> {
+    let Asked { tf: f, tb: b, tw: w, hop, .. } = *asked;
+    if !takes_turns(schedule) {
+        return TurnCosts::even(Times { f, b, w }, hop);
+    }
+    let stage = |holders: &usize| {
+        let count = *holders as f64;
+        Times { f: count * f, b: count * b, w: count * w }
+    };
+    TurnCosts::uneven(schedule.placement().holders().iter().map(stage).collect(), hop)
+}
+
+/// Whether holders of a stage take micro-batches in turn.
+fn takes_turns(schedule: &Schedule) -> bool {
+    let updates = schedule.updates();
+    updates.is_some_and(|updates| updates.holders.iter().any(|count| *count > 1))
+}
+
+/// Refuses a table of a schedule for which a table has no columns.
 fn check_table(asked: &Asked, schedule: &Schedule) -> Result<()> {
+    if asked.csv.is_some() && takes_turns(schedule) {
+        return Err(Error::refused(
+            Problem::new("a table cannot say how holders take turns")
+                .because("the updates of a table take as many micro-batches on each stage")
+                .fix(
+                    "name pipedream and parallel.holders where it is to run, or draw it with --svg",
+                ),
+        ));
+    }
     match asked.csv.is_some() && !schedule.moves().is_empty() {
         false => Ok(()),
         true => Err(Error::refused(
@@ -161,7 +190,20 @@ impl Wanted {
                 Error::refused(problem.fix(format!("add --{key} with a whole number, such as 8")))
             })
         };
-        let stages = asked.stages.or(table.map(Schedule::stage_groups));
+        let dealt =
+            !asked.holders.is_empty() && (!self.compared || named == NamedSchedule::PipeDream);
+        let held =
+            dealt.then(|| asked.holders.iter().fold(0, |sum: usize, k| sum.saturating_add(*k)));
+        if let (Some(stages), true) = (asked.stages, dealt)
+            && stages != asked.holders.len()
+        {
+            let found = asked.holders.len();
+            let problem =
+                Problem::new(format!("--holders has {found} numbers, but --stages is {stages}"));
+            let fix = format!("leave out --stages, or write --stages {found}");
+            return Err(Error::refused(problem.because("each stage has one").fix(fix)));
+        }
+        let stages = held.or(asked.stages).or(table.map(Schedule::stage_groups));
         let microbatches = asked.microbatches.or(table.map(Schedule::microbatches));
         let mut shape =
             ScheduleShape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
@@ -179,6 +221,9 @@ impl Wanted {
         }
         if !self.compared || named == NamedSchedule::PipeDream {
             shape = shape.vertical_sync(asked.vertical_sync);
+        }
+        if dealt {
+            shape.holders.clone_from(&asked.holders);
         }
         // The first batches both read the first weights; the third reads newer ones.
         // A table is what one step runs.
@@ -237,6 +282,11 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
         _ if asked.vertical_sync && !by(&|named| named == NamedSchedule::PipeDream) => {
             let why = "only pipedream has a choice of versions of the weights";
             refuse("vertical-sync", String::new(), why, "pipedream")
+        }
+        _ if !asked.holders.is_empty() && !by(&|named| named == NamedSchedule::PipeDream) => {
+            let counts: Vec<String> = asked.holders.iter().map(usize::to_string).collect();
+            let why = "only pipedream deals micro-batches to the holders of a stage";
+            refuse("holders", counts.join("-"), why, "pipedream")
         }
         _ if (asked.memory, asked.mw) != (1.0, 1.0)
             && !by(&|named| named == NamedSchedule::ZbAuto) =>

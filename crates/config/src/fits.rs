@@ -20,6 +20,7 @@ impl Config {
         self.check_expert_ranks(values);
         self.check_priority(values);
         self.check_replicas(values);
+        self.check_plan(values);
         self.check_pipeline(values);
         self.check_samples(values);
         self.check_ring(values);

@@ -12,6 +12,7 @@ mod data;
 mod derived;
 mod experts;
 mod fits;
+mod holders;
 mod key;
 mod listing;
 mod model;
@@ -35,13 +36,14 @@ use std::collections::BTreeMap;
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
 pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, RouterKind};
+pub use holders::{PipelineSplit, PlanKind, StageCounts};
 pub use key::Key;
 pub use listing::listing;
 pub use model::{ModelConfig, ModelKind, Origin};
 pub use optim::{Clip, LrSchedule, OptimConfig, OptimKind};
 pub use parallel::{
-    AxisOrder, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
-    TensorRules, TpKind, ZeroStage,
+    AxisOrder, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, TensorRules, TpKind,
+    ZeroStage,
 };
 pub use precision::{FloatKind, LossScale, MasterKind, PrecisionConfig};
 pub use run::{CpuUnitKind, CpuUnits, DeviceKind, RankKind, RunConfig, RunName};

@@ -6,6 +6,7 @@ use toml_edit::Value;
 
 use super::context::{CpKind, CpOrder};
 use super::experts::{CommPriority, ExchangeKind};
+use super::holders::{PipelineSplit, PlanKind, StageCounts};
 use super::key::section;
 use super::setting::{Count, Positive, Setting, choice, quoted, words};
 use super::sync::{SyncKind, SyncMomentum};
@@ -105,8 +106,15 @@ section! {
         post_validation: bool = "false"; aka "optimizer_post_validation" "enable_optimizer_post_validation",
         /// Whether the layers of a pair of dualpipe, a forward and a backward, take turns.
         braid: bool = "false"; aka "forward_backward_overlap",
-        /// How layers are divided evenly among pipeline stages.
+        /// How layers are divided among pipeline stages: evenly by one of these measures, or how many each stage has, as
+        /// in 3-2-3, embedding and head counted.
         split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
+        /// How many times each stage is held, as in 2-1-1; none: once. Holders of a stage of pipedream take micro-batches
+        /// in turn; those of other schedules split each micro-batch, as if the stage had as many times more dp ranks.
+        holders: StageCounts = "none"; aka "stage_replicas" "pp_replicas",
+        /// What arranges dp × pp ranks: these keys, or a planner of stages and holders. Planners take predicted times, so that
+        /// all processes plan alike; phalanx schedule --plan measures.
+        plan: PlanKind = "none"; aka "pipeline_planner",
         /// Order of the axes in the numbering of ranks, fastest first; axes left out have degree 1.
         order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
         /// Size of a gradient bucket of ddp in MiB; the first bucket holds 1 MiB.
@@ -147,18 +155,6 @@ choice! {
 words!(Warmup { Pa = "pa", Pb = "pb", });
 
 words!(RoundConcat { Direct = "direct", Doubling = "doubling", Halving = "halving", });
-
-choice! {
-    /// How layers are divided evenly among pipeline stages.
-    pub enum PipelineSplit {
-        /// By the FLOPs of their layers, embedding and head included.
-        Flops = "flops",
-        /// By the number of their layers.
-        Count = "count",
-        /// By the time that their layers take on this machine.
-        Measured = "measured",
-    }
-}
 
 /// Order in which pipeline stages take micro-batches.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -334,7 +330,26 @@ impl ParallelConfig {
 
     /// Ranks of the whole run.
     pub fn ranks(&self) -> Count {
-        [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
+        let holders = Count::new(self.held()).unwrap_or(Count::MIN);
+        [self.tp, self.cp, self.dp, holders].into_iter().fold(Count::MIN, Count::saturating_mul)
+    }
+
+    /// How many times stages are held, all together.
+    fn held(&self) -> usize {
+        match &self.holders.0[..] {
+            [] => self.pp.get(),
+            holders => holders.iter().fold(0, |sum: usize, count| sum.saturating_add(*count)),
+        }
+    }
+
+    /// Whether holders of a stage take micro-batches in turn; otherwise they split them.
+    pub fn takes_turns(&self) -> bool {
+        self.schedule == PipelineSchedule::Named(NamedSchedule::PipeDream)
+    }
+
+    /// Stage groups of the pipeline.
+    pub fn stage_groups(&self) -> usize {
+        if self.takes_turns() { self.held() } else { self.pp.get() }
     }
 
     /// Ranks along an axis.

@@ -1,7 +1,7 @@
 //! The same training on fewer ranks.
 
 use super::setting::Count;
-use super::{Config, Loaded, TpKind};
+use super::{Config, Loaded, PipelineSplit, StageCounts, TpKind};
 
 impl Config {
     /// The nearest legal layout of at most this many ranks, with the same batch: degrees are divided,
@@ -9,6 +9,9 @@ impl Config {
     /// gone. So micro-batches stay as large as they were, and numbers change only by rounding.
     pub fn shrink(&self, ranks: usize) -> Option<Config> {
         let own = &self.parallel;
+        if own.ranks().get() <= ranks {
+            return Some(self.clone());
+        }
         let mut found: Option<(Degrees, Config)> = None;
         for tp in divisors(own.tp) {
             for cp in divisors(own.cp) {
@@ -38,6 +41,11 @@ impl Config {
             (parallel.tp_kind, parallel.tp_depth) = (TpKind::OneD, Count::MIN);
             parallel.tp_rows = Count::MIN;
         }
+        if matches!(parallel.split, PipelineSplit::Given(_)) && parallel.pp.get() != pp {
+            parallel.split = PipelineSplit::Flops;
+        }
+        // Holders are for the ranks that there were.
+        parallel.holders = StageCounts::default();
         (parallel.pp, parallel.dp) = (Count::new(pp)?, Count::new(dp)?);
         // Copies of the weights are shared by as many ranks as before, or by all that are left.
         let shard = parallel.dp_shard.get().min(dp);

@@ -5,7 +5,8 @@
 
 use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, Warmup, split};
 
-use super::parallel::{PipelineSchedule, PipelineSplit};
+use super::holders::PipelineSplit;
+use super::parallel::PipelineSchedule;
 use super::setting::{Count, Setting};
 use super::sync::SyncKind;
 use super::values::Values;
@@ -23,6 +24,7 @@ const BRAID: &str = "parallel.braid";
 const POST_VALIDATION: &str = "parallel.post_validation";
 const VERTICAL_SYNC: &str = "parallel.vertical_sync";
 const SPLIT: &str = "parallel.split";
+const HOLDERS: &str = "parallel.holders";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
 /// and its chunks and warm-up are dropped if the user chose another schedule.
@@ -37,7 +39,9 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     };
     let dropped = values.drop_of_preset(|key| match key {
         SCHEDULE | SPLIT => none,
-        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY | BRAID | VERTICAL_SYNC => none || other,
+        CHUNKS | WARMUP | PAIRS | CONCAT | MEMORY | BRAID | VERTICAL_SYNC | HOLDERS => {
+            none || other
+        }
         _ => false,
     });
     values.note_dropped(&dropped, &cause, "set it too to keep it");
@@ -58,15 +62,32 @@ impl Config {
             PipelineSchedule::Csv(_) => return self.check_table(values),
         };
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
-        let shape = ScheduleShape::new(stages, self.train.microbatches.get());
+        let parts = self.train.microbatches.get();
+        let mut shape = ScheduleShape::new(parallel.stage_groups(), parts);
+        if parallel.takes_turns() {
+            shape = shape.vertical_sync(parallel.vertical_sync);
+            shape.holders.clone_from(&parallel.holders.0);
+        }
         let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup);
         let shape = shape.pairs(parallel.pairs.get()).concat(parallel.concat);
         let built = named.outline(shape.memory(parallel.schedule_memory.get()));
-        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, "train.microbatches"];
+        let keys = [
+            SCHEDULE,
+            PP,
+            CHUNKS,
+            WARMUP,
+            PAIRS,
+            CONCAT,
+            MEMORY,
+            VERTICAL_SYNC,
+            HOLDERS,
+            "train.microbatches",
+        ];
         let legal = built.is_ok();
         values.rule(&keys, legal, || {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
         });
+        self.check_holders(named, values);
         self.check_braid(named, values);
         self.check_asynchronous(named, values);
         self.check_post_validation(named, values);
@@ -87,7 +108,7 @@ impl Config {
 
     /// What is chosen has its own settings.
     fn check_auto(&self, values: &mut Values) {
-        for key in [CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, BRAID, VERTICAL_SYNC] {
+        for key in [CHUNKS, WARMUP, PAIRS, CONCAT, MEMORY, BRAID, VERTICAL_SYNC, HOLDERS] {
             values.rule(&[key, SCHEDULE], !values.by_user(key), || {
                 Problem::new(format!("{key} has no effect with {SCHEDULE} = \"auto\""))
                     .because("the schedule that is chosen has its usual settings")
@@ -320,6 +341,7 @@ impl Config {
             (PAIRS, parallel.pairs.to_string(), parallel.pairs == Count::MIN),
             (CONCAT, parallel.concat.write(), parallel.concat == RoundConcat::Direct),
             (MEMORY, parallel.schedule_memory.write(), parallel.schedule_memory.get() == 1.0),
+            (HOLDERS, parallel.holders.write(), parallel.holders.0.is_empty()),
         ] {
             values.rule(&[key, SCHEDULE], usual || !values.by_user(key), || {
                 Problem::new(format!("{key} = {value} has no effect with {SCHEDULE} = {schedule}"))

@@ -15,6 +15,7 @@ const WORDS: &[(&str, &str)] = &[
     ("parallel.chunks", "Trainer::chunks"),
     ("parallel.pp", "the axis pp of Trainer::mesh"),
     ("parallel.split", "Trainer::split"),
+    ("parallel.holders", "Trainer::holders"),
 ];
 
 /// The same error in the library's words.

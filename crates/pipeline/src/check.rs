@@ -1,8 +1,8 @@
 //! Checks that lists of turns do all work exactly once.
 //!
-//! On every stage each micro-batch has exactly one F, one B and one W, in one stage group, in that
-//! order, all with the same version of the weights, and in one replica of the model. Empty micro-batches
-//! have all three or none on a stage. Every error names the change that would fix it.
+//! On every stage each micro-batch has exactly one F, one B and one W, by one holder of the stage, in that
+//! order, all with the same version of the weights. Empty micro-batches have all three or none on a stage. Every
+//! error names the change that would fix it.
 
 use std::collections::HashSet;
 
@@ -83,16 +83,26 @@ impl Check<'_> {
         }
         let microbatches = real + empty;
         let mut places: Vec<Done> = vec![[None; 3]; stages.saturating_mul(microbatches)];
+        let mut holders: Vec<Option<At>> = vec![None; places.len()];
+        // The first replica that a micro-batch is seen in: where something is missing, it is likely missing there.
         let mut replicas: Vec<Option<usize>> = vec![None; microbatches];
         for (stage_group, list) in self.turns.iter().enumerate() {
             for (index, turn) in list.iter().enumerate() {
                 let at = At { stage_group, index };
                 let held = self.legal(at, turn)?;
-                let replica = *replicas[turn.microbatch].get_or_insert(held.replica);
-                if replica != held.replica {
-                    return Err(self.elsewhere(at, turn, held.stage, [replica, held.replica]));
+                replicas[turn.microbatch].get_or_insert(held.replica);
+                let cell = held.stage * microbatches + turn.microbatch;
+                let first = *holders[cell].get_or_insert(at);
+                let other = &self.turns[first.stage_group][first.index];
+                if (first.stage_group, other.chunk) != (stage_group, turn.chunk) {
+                    return Err(self.elsewhere(
+                        at,
+                        turn,
+                        held.stage,
+                        [first.stage_group, other.chunk],
+                    ));
                 }
-                self.note(&mut places[held.stage * microbatches + turn.microbatch], at, turn)?;
+                self.note(&mut places[cell], at, turn)?;
             }
         }
         let whole = |(cell, done): (usize, &Done)| match done {
@@ -133,17 +143,14 @@ impl Check<'_> {
         )
     }
 
-    /// A micro-batch that changes from one replica to another.
-    fn elsewhere(&self, at: At, turn: &Turn, stage: usize, replicas: [usize; 2]) -> PipelineError {
-        let [replica, here] = replicas;
-        let why =
-            format!("its micro-batch goes through replica {replica}, but this is replica {here}");
-        let (stage_group, chunk) =
-            self.placement.find(HeldStage { stage, replica }).unwrap_or_default();
-        let help = format!(
-            "usual fix: give it to chunk {chunk} of stage group {stage_group}, which is stage {stage} \
-            of replica {replica}"
+    /// A micro-batch that changes from one holder of a stage to another.
+    fn elsewhere(&self, at: At, turn: &Turn, stage: usize, first: [usize; 2]) -> PipelineError {
+        let [stage_group, chunk] = first;
+        let why = format!(
+            "stage {stage} of its micro-batch is on chunk {chunk} of stage group {stage_group}, which keeps \
+             what the backward needs"
         );
+        let help = format!("usual fix: give it to chunk {chunk} of stage group {stage_group}");
         self.wrong(at, turn, &why, help)
     }
 
@@ -235,7 +242,9 @@ impl Check<'_> {
 
     /// The error for the missing phases of a micro-batch, of which some may be done.
     fn missing(&self, held: HeldStage, microbatch: usize, done: &Done) -> PipelineError {
-        let (stage_group, chunk) = self.placement.find(held).unwrap_or_default();
+        let first = HeldStage { replica: 0, ..held };
+        let found = self.placement.find(held).or_else(|| self.placement.find(first));
+        let (stage_group, chunk) = found.unwrap_or_default();
         let turn = |part| Turn { part, microbatch, chunk, version: 0 };
         let place = |at: At| self.written.place(at, &self.turns[at.stage_group][at.index]);
         let (phase, at, help) = match *done {

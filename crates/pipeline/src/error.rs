@@ -27,7 +27,7 @@ pub enum PipelineError {
     },
     /// Stages that are not assigned to stage groups exactly once.
     #[error(
-        "{what}\n  every replica has each stage, 0 to the last, in exactly one stage group and \
+        "{what}\n  each replica of a stage, 0 to the last, is in exactly one stage group and \
         chunk\n  usual fix: {help}"
     )]
     Placement {

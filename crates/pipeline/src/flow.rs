@@ -97,7 +97,7 @@ impl Index {
         Index { places, microbatches, stages }
     }
 
-    fn at(&self, stage: usize, microbatch: usize, phase: Phase) -> Option<At> {
+    pub(crate) fn at(&self, stage: usize, microbatch: usize, phase: Phase) -> Option<At> {
         self.places[stage * self.microbatches + microbatch].map(|places| places[phase as usize])
     }
 

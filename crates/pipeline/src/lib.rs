@@ -28,6 +28,7 @@ mod evict;
 mod expand;
 mod flow;
 mod named;
+mod named_words;
 pub mod picture;
 mod placement;
 pub mod plan;

@@ -1,17 +1,14 @@
 //! The named schedules, and the shapes for which they exist.
 
-use std::fmt;
-use std::str::FromStr;
-
 use crate::costs::{Times, TurnCosts};
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
     Demand, RoundConcat, Warmup, bpipe, breadth_first, chimera, dualpipe, gpipe, interleaved,
-    naive, one_f_one_b, pipedream, pipedream_2bw, v_half, v_min, vectorised, zb_auto,
+    naive, one_f_one_b, pipedream, pipedream_2bw, round_robin, v_half, v_min, vectorised, zb_auto,
     zb_auto_outline, zb_h1, zb_h2, zb_v,
 };
-use crate::words::counted;
+use crate::words::{counted, listed};
 
 /// A schedule that has a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +50,7 @@ pub enum NamedSchedule {
 }
 
 /// The size of a schedule.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ScheduleShape {
     /// Stage groups.
     pub stage_groups: usize,
@@ -75,6 +72,8 @@ pub struct ScheduleShape {
     pub steps: usize,
     /// Whether a micro-batch of PipeDream reads the same version on all stages.
     pub vertical_sync: bool,
+    /// For each stage of PipeDream: how many stage groups hold it, and take micro-batches in turn. Empty: one each.
+    pub holders: Vec<usize>,
 }
 
 impl ScheduleShape {
@@ -92,7 +91,14 @@ impl ScheduleShape {
             until_w: 1.0,
             steps: 1,
             vertical_sync: false,
+            holders: Vec::new(),
         }
+    }
+
+    /// PipeDream over stages that so many stage groups hold.
+    pub fn held_by(holders: &[usize], microbatches: usize) -> Self {
+        let own = ScheduleShape::new(holders.iter().sum(), microbatches);
+        ScheduleShape { holders: holders.to_vec(), ..own }
     }
 
     /// The same with this many chunks per stage group.
@@ -261,6 +267,9 @@ impl NamedSchedule {
             NamedSchedule::VMin => v_min(p, m),
             NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
             NamedSchedule::DualPipe => dualpipe(p, m),
+            NamedSchedule::PipeDream if shape.holders.iter().any(|count| *count != 1) => {
+                round_robin(&shape.holders, m, shape.steps)
+            }
             NamedSchedule::PipeDream => pipedream(p, m, shape.steps, shape.vertical_sync),
             NamedSchedule::PipeDream2bw => pipedream_2bw(p, m, shape.steps),
         }
@@ -363,6 +372,25 @@ impl NamedSchedule {
                 "only pipedream has a choice of versions",
                 "pipedream".to_owned(),
             ),
+            _ if !shape.holders.is_empty() && self != NamedSchedule::PipeDream => refuse(
+                format!("{self} cannot have holders that take micro-batches in turn"),
+                "only pipedream deals micro-batches to the holders of a stage",
+                "one holder for each stage; or pipedream".to_owned(),
+            ),
+            _ if !shape.holders.is_empty() && shape.holders.iter().sum::<usize>() != p => refuse(
+                format!(
+                    "the holders {} are not {}",
+                    listed(&shape.holders),
+                    counted(p, "stage group")
+                ),
+                "each stage group holds one stage",
+                counted(shape.holders.iter().sum(), "stage group"),
+            ),
+            _ if vertical_sync && shape.holders.iter().any(|count| *count != 1) => refuse(
+                format!("holders {} cannot have vertical sync", listed(&shape.holders)),
+                "stages with different numbers of holders have different numbers of versions",
+                "no vertical sync; or one holder for each stage".to_owned(),
+            ),
             _ if steps != 1 && !self.is_asynchronous() => refuse(
                 format!("{self} cannot have {}", counted(steps, "step")),
                 "it drains after each step",
@@ -412,31 +440,3 @@ const MOST_TURNS: usize = 1 << 21;
 
 /// Stages times micro-batches that zb-auto is searched for.
 const MOST_SEARCHED: usize = 1 << 14;
-
-impl fmt::Display for NamedSchedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for NamedSchedule {
-    type Err = PipelineError;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let plain = |text: &str| -> String {
-            text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
-        };
-        if let Some(found) = NamedSchedule::ALL.into_iter().find(|named| named.name() == name) {
-            return Ok(found);
-        }
-        let likely =
-            NamedSchedule::ALL.into_iter().find(|named| plain(named.name()) == plain(name));
-        let known = match likely {
-            Some(named) => named.to_string(),
-            None => {
-                format!("{} | csv:FILE", NamedSchedule::ALL.map(NamedSchedule::name).join(" | "))
-            }
-        };
-        Err(PipelineError::Unknown { name: name.to_owned(), known })
-    }
-}

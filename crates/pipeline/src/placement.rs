@@ -2,8 +2,8 @@
 //!
 //! A model is split into stages, contiguous runs of layers. A stage group holds one or several of
 //! them, its chunks. Systems that keep several replicas of the model on the same stage groups
-//! (Chimera) hold a stage several times; a micro-batch then goes through one replica from end to
-//! end.
+//! (Chimera) hold a stage several times, and where stages take unequally long (PipeDream), some stages have more
+//! holders than others. Each micro-batch has one holder of every stage.
 
 use crate::error::{PipelineError, Result};
 
@@ -12,7 +12,7 @@ use crate::error::{PipelineError, Result};
 pub struct HeldStage {
     /// The stage.
     pub stage: usize,
-    /// The replica of the model.
+    /// The replica of the model; where stages have different numbers of holders, which of them.
     pub replica: usize,
 }
 
@@ -46,7 +46,15 @@ impl Placement {
         Placement::new((0..p).map(|d| (0..2 * pairs).map(|c| held(d, c)).collect()).collect())
     }
 
-    /// Any placement in which every replica has each stage exactly once.
+    /// So many stage groups for each stage, one stage after the other.
+    pub fn held_by(holders: &[usize]) -> Result<Self> {
+        let of_stage = |(stage, count): (usize, &usize)| {
+            (0..*count).map(move |replica| vec![HeldStage { stage, replica }])
+        };
+        Placement::new(holders.iter().enumerate().flat_map(of_stage).collect())
+    }
+
+    /// Any placement in which every stage has a holder, and holders are numbered from 0 on.
     pub fn new(stage_groups: Vec<Vec<HeldStage>>) -> Result<Self> {
         let refuse = |what: String, help: String| Err(PipelineError::Placement { what, help });
         let all = || stage_groups.iter().flatten();
@@ -66,6 +74,8 @@ impl Placement {
             );
         }
         let mut times = vec![vec![0_usize; stages.min(all().count())]; replicas.min(all().count())];
+        // Of each stage, one more than its last replica.
+        let mut count = vec![1_usize; stages.min(all().count())];
         for held in all() {
             let Some(time) = times.get_mut(held.replica).and_then(|row| row.get_mut(held.stage))
             else {
@@ -76,9 +86,11 @@ impl Placement {
                 return refuse(what, "number stages and replicas without a gap".to_owned());
             };
             *time += 1;
+            count[held.stage] = count[held.stage].max(held.replica + 1);
         }
         for (replica, row) in times.iter().enumerate() {
-            let Some(stage) = row.iter().position(|&time| time != 1) else { continue };
+            let wrong = |&stage: &usize| replica < count[stage] && row[stage] != 1;
+            let Some(stage) = (0..row.len()).find(wrong) else { continue };
             let what = format!("stage {stage} of replica {replica} is held");
             let holders: Vec<String> = holders(&stage_groups, HeldStage { stage, replica });
             return match holders.as_slice() {
@@ -112,9 +124,20 @@ impl Placement {
         self.stage_groups.get(stage_group).map_or(0, Vec::len)
     }
 
-    /// How many replicas of the model there are.
+    /// The most holders that a stage has: where all have as many, replicas of the model.
     pub fn replicas(&self) -> usize {
         self.stage_groups.iter().flatten().map(|held| held.replica + 1).max().unwrap_or(0)
+    }
+
+    /// For each stage: how many stage groups or chunks hold it.
+    pub fn holders(&self) -> Vec<usize> {
+        let of = |stage| self.stage_groups.iter().flatten().filter(move |held| held.stage == stage);
+        (0..self.stages).map(|stage| of(stage).count()).collect()
+    }
+
+    /// Whether pipelines go both ways, each through all stages; otherwise holders of a stage take turns.
+    pub(crate) fn goes_both_ways(&self) -> bool {
+        self.replicas() > 1 && self.stage_groups.iter().any(|row| row.len() > 1)
     }
 
     /// How many chunks a stage group holds of the replica that one of its chunks belongs to: together they are
@@ -171,6 +194,17 @@ mod tests {
         let vee = Placement::vee(3)?;
         assert_eq!(stages(&vee), [[0, 5], [1, 4], [2, 3]]);
         assert_eq!((vee.stage_groups(), vee.stages(), vee.chunks(2)), (3, 6, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn stages_may_have_different_numbers_of_holders() -> Result<()> {
+        let uneven = Placement::held_by(&[2, 1, 1])?;
+        assert_eq!(stages(&uneven), [[0], [0], [1], [2]]);
+        assert_eq!((uneven.stages(), uneven.replicas()), (3, 2));
+        assert_eq!(uneven.holders(), [2, 1, 1]);
+        assert_eq!(uneven.find(HeldStage { stage: 0, replica: 1 }), Some((1, 0)));
+        assert_eq!(uneven.find(HeldStage { stage: 1, replica: 1 }), None);
         Ok(())
     }
 

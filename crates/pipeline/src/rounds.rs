@@ -98,7 +98,7 @@ pub(crate) fn updates(schedule: &Schedule, round: usize, reads: &[VersionRead]) 
         }
     }
     let delays = late.into_iter().map(|late| late.map_or(0, |(delay, _)| delay)).collect();
-    Ok(Updates { step, round, delays })
+    Ok(Updates::new(step, round, delays))
 }
 
 /// Whether a turn ends the backward of one of the first micro-batches on a stage.

@@ -199,7 +199,27 @@ impl Schedule {
             let version = updates.version(self.stage(at), turn.microbatch).max(0);
             turns[at.stage_group][at.index].version = version as usize;
         }
-        Schedule { turns, updates: Some(updates), ..self }
+        let updating = Schedule { turns, updates: Some(updates), ..self };
+        Schedule { waits: updating.versions_of_others(), ..updating }
+    }
+
+    /// For each forward: the backwards of other holders of its stage that end the update which makes its version.
+    fn versions_of_others(&self) -> BTreeMap<At, Vec<At>> {
+        let mut waits = self.waits.clone();
+        let Some(updates) = &self.updates else { return waits };
+        for (at, turn) in self.all().filter(|(_, turn)| turn.part == Part::F) {
+            let stage = self.stage(at);
+            let each = updates.round * updates.holders[stage];
+            let Some(made) = turn.version.checked_sub(1) else { continue };
+            let ends = (made * each..turn.version * each)
+                .filter_map(|microbatch| self.index.at(stage, microbatch, Phase::W))
+                .filter(|end| end.stage_group != at.stage_group);
+            let ends: Vec<At> = ends.collect();
+            if !ends.is_empty() {
+                waits.entry(at).or_default().extend(ends);
+            }
+        }
+        waits
     }
 
     /// The same under another name, where some micro-batches wait on other stage groups.

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use crate::error::{PipelineError, Result};
+use crate::words::{counted, listed};
 
 /// Splits a chain of `costs.len()` pieces into `stages` runs of neighbours, none of them empty.
 ///
@@ -65,6 +66,34 @@ pub fn by_count(layers: Range<usize>, pieces: usize, stages: usize) -> Result<Ve
         _ => layers.start + stage * each + stage.min(more),
     };
     Ok((0..stages).map(|stage| cut(stage)..cut(stage + 1)).collect())
+}
+
+/// Splits a chain of `pieces` into stages with these numbers of them.
+pub fn given(counts: &[usize], pieces: usize, stages: usize) -> Result<Vec<Range<usize>>> {
+    let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
+    if counts.len() == stages && sum == pieces && counts.iter().all(|count| *count > 0) {
+        let mut next = 0;
+        let run = |count: &usize| {
+            next += count;
+            next - count..next
+        };
+        return Ok(counts.iter().map(run).collect());
+    }
+    enough(("piece", pieces), stages, 1)?;
+    let even: Vec<usize> =
+        by_count(0..pieces, pieces, stages)?.into_iter().map(|run| run.len()).collect();
+    Err(PipelineError::Shape {
+        what: format!(
+            "{} is not a split of {} into {}",
+            listed(counts),
+            counted(pieces, "piece"),
+            counted(stages, "stage")
+        ),
+        why: "each stage has at least one, and together they have all: layers, and what comes before and after \
+              them"
+            .to_owned(),
+        nearest: listed(&even),
+    })
 }
 
 /// Refuses fewer layers than stages; there are devices × chunks stages.

@@ -60,6 +60,13 @@ impl Turns {
         self
     }
 
+    /// These turns for every `each`-th micro-batch, the first of which is `first`.
+    pub fn every(mut self, each: usize, first: usize) -> Self {
+        let turns = self.0.iter_mut().flatten();
+        turns.for_each(|turn| turn.microbatch = first + each * turn.microbatch);
+        self
+    }
+
     /// These turns, then those.
     pub fn then(mut self, other: Turns) -> Self {
         self.0.extend(other.0);

@@ -9,6 +9,12 @@ pub(crate) fn counted(count: usize, word: &str) -> String {
     }
 }
 
+/// Numbers for each stage, such as `2-1-1`.
+pub(crate) fn listed(counts: &[usize]) -> String {
+    let words: Vec<String> = counts.iter().map(usize::to_string).collect();
+    words.join("-")
+}
+
 /// A number as it would be typed: `0.5`, and `1e308` instead of many zeros.
 pub(crate) fn typed(number: f64) -> String {
     match number.abs() {

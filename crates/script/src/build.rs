@@ -43,6 +43,7 @@ use crate::unit::{Unit, units};
 use ahead::Pending;
 use bind::{Binder, Places};
 use collect::Collector;
+use finish::UnitUpdate;
 use messages::Messenger;
 use versions::VersionPlaces;
 
@@ -180,8 +181,8 @@ impl<'a> TrainingScript<'a> {
         let units = units(self.world, self.at.stage_group, self.precision.grads)?;
         let mut script = self.world.empty_script(self.at, &units);
         let ranks = self.ranks();
-        let delays = units.iter().map(|unit| self.world.delay(unit));
-        let delays: Vec<usize> = delays.collect::<Result<_, _>>()?;
+        let delays = units.iter().map(|unit| Ok(self.world.timing(unit)?.delay));
+        let delays: Vec<usize> = delays.collect::<Result<_, ScriptError>>()?;
         let kept = (&units[..], &delays[..], self.world.previews);
         let buffers = hold::buffers(&mut script, kept, self.precision, self.optimizer, ranks);
         let scalars = self.scaling.iter().flat_map(LossScaling::scalars);

@@ -23,6 +23,8 @@ pub enum BufferKey {
         scalar: Scalar,
         /// The update, counted from 0.
         update: usize,
+        /// The rounds that such an update takes.
+        rounds: usize,
     },
     /// A micro-batch of a data port.
     Data {
@@ -235,7 +237,12 @@ impl fmt::Display for Described<'_> {
                 write!(f, "{}/{kind}/saved", names.unit(*unit))
             }
             BufferKey::Scalar(scalar) => f.write_str(scalar.name()),
-            BufferKey::UpdateScalar { scalar, update } => write!(f, "{}@{update}", scalar.name()),
+            BufferKey::UpdateScalar { scalar, update, rounds: 1 } => {
+                write!(f, "{}@{update}", scalar.name())
+            }
+            BufferKey::UpdateScalar { scalar, update, rounds } => {
+                write!(f, "{}@{update} of {rounds} rounds", scalar.name())
+            }
             BufferKey::Data { port, microbatch } => write!(f, "{port}@mb{microbatch}"),
             BufferKey::Random { instance, microbatch } => {
                 write!(f, "{}/key@mb{microbatch}", names.instance(*instance))

@@ -56,8 +56,9 @@ pub struct RollingTurns {
     pub window: RowWindow,
     /// For each stage group: its turns.
     pub turns: Vec<Vec<ScheduledRun>>,
-    /// Forwards (instance, micro-batch) that scripts before have run, and whose backwards this one runs.
-    pub(crate) in_flight: BTreeSet<(usize, usize)>,
+    /// For each stage group: the forwards (instance, micro-batch) that scripts before have run, and whose backwards this
+    /// one runs.
+    pub(crate) in_flight: Vec<BTreeSet<(usize, usize)>>,
     /// For each stage group: the forwards of the next script, which read what this one may have to receive.
     pub(crate) next: Vec<Vec<ScheduledRun>>,
 }
@@ -81,7 +82,7 @@ impl RollingTurns {
             let before = |(all, pieces): (&Vec<ScheduledRun>, &[Range<usize>; 3])| {
                 let ended = &all[..pieces[number].start];
                 let ahead = ended.iter().filter(|turn| forward(turn)).filter_map(renumbered);
-                ahead.map(|turn| (turn.instance, turn.microbatch)).collect::<Vec<_>>()
+                ahead.map(|turn| (turn.instance, turn.microbatch)).collect()
             };
             let after = |(all, pieces): (&Vec<ScheduledRun>, &[Range<usize>; 3])| {
                 let Some(next) = pieces.get(number + 1) else { return Vec::new() };
@@ -95,7 +96,7 @@ impl RollingTurns {
             Self {
                 window: RowWindow { part, microbatches },
                 turns: both().map(own).collect(),
-                in_flight: both().flat_map(before).collect(),
+                in_flight: both().map(before).collect(),
                 next: both().map(after).collect(),
             }
         };
@@ -318,8 +319,8 @@ mod tests {
         assert_eq!(told(&parts[0]), "F0 F1 F2 BW0 F3 BW1 F4 BW2");
         assert_eq!(told(&parts[1]), "F2 BW0 F3 BW1 F4 BW2");
         assert_eq!(told(&parts[2]), "F2 BW0 BW1 BW2");
-        let flying: Vec<_> = parts[1].in_flight.iter().copied().collect();
-        assert_eq!((flying, parts[0].in_flight.len()), (vec![(0, 0), (0, 1)], 0));
+        let flying: Vec<_> = parts[1].in_flight[0].iter().copied().collect();
+        assert_eq!((flying, parts[0].in_flight[0].len()), (vec![(0, 0), (0, 1)], 0));
         let next: Vec<usize> = parts[1].next[0].iter().map(|turn| turn.microbatch).collect();
         assert_eq!(next, [5]);
     }

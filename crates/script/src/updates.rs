@@ -6,38 +6,63 @@
 //! a updates before. A micro-batch of update u (counted from 0) reads version u − delay for its forward
 //! and its backward alike. With a delay of 0 that is training without any; with other delays the gradient belongs
 //! to older weights than those that it is applied to.
+//!
+//! Where several holders of a stage take micro-batches in turn, one update of the stage takes a round from each of them,
+//! and applies the mean: the stage has fewer updates than others, and its delay counts its own.
 
 /// How often weights are updated, and how old those are that runs read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Updates {
     /// Micro-batches of a step.
     pub step: usize,
-    /// Micro-batches whose gradients one update takes; whole rounds make a step.
+    /// Micro-batches whose gradients are summed before they are applied; whole rounds make a step.
     pub round: usize,
     /// How many updates are not yet in the weights that are read: by stage in a schedule, by instance in scripts.
     pub delays: Vec<usize>,
+    /// The rounds whose mean one update takes, by the same: as many as holders take them in turn.
+    pub holders: Vec<usize>,
 }
 
 impl Updates {
-    /// The update that a micro-batch contributes to, counted from 0.
-    pub fn of(&self, microbatch: usize) -> usize {
+    /// The rule in which each stage has one holder.
+    pub fn new(step: usize, round: usize, delays: Vec<usize>) -> Self {
+        Self { step, round, holders: vec![1; delays.len()], delays }
+    }
+
+    /// The round that a micro-batch belongs to, counted from 0.
+    pub fn round_of(&self, microbatch: usize) -> usize {
         microbatch / self.round
+    }
+
+    /// The update of a stage or an instance that a micro-batch contributes to, counted from 0.
+    pub fn of(&self, index: usize, microbatch: usize) -> usize {
+        self.round_of(microbatch) / self.holders[index]
     }
 
     /// The version that a stage or an instance reads for a micro-batch.
     pub fn version(&self, index: usize, microbatch: usize) -> i64 {
-        self.of(microbatch) as i64 - self.delays[index] as i64
+        self.of(index, microbatch) as i64 - self.delays[index] as i64
     }
 
-    /// Updates of a step.
+    /// Rounds of a step: what has one holder is updated as often.
     pub fn per_step(&self) -> usize {
         self.step / self.round
     }
 
-    /// The same rule with other delays.
-    pub fn with_delays(&self, delays: Vec<usize>) -> Self {
-        Self { delays, ..*self }
+    /// The same rule, where each of these is what an index of this one was.
+    pub fn over(&self, indices: &[usize]) -> Self {
+        let of = |all: &[usize]| indices.iter().map(|index| all[*index]).collect();
+        Self { delays: of(&self.delays), holders: of(&self.holders), ..*self }
     }
+}
+
+/// When a unit is updated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct UnitTiming {
+    /// How many updates late its readers are.
+    pub(crate) delay: usize,
+    /// The rounds whose mean an update takes.
+    pub(crate) holders: usize,
 }
 
 #[cfg(test)]
@@ -48,7 +73,7 @@ mod tests {
     /// because a run starts with both versions equal.
     #[test]
     fn a_batch_reads_the_weights_of_the_batch_before() {
-        let updates = Updates { step: 4, round: 4, delays: vec![1, 1] };
+        let updates = Updates::new(4, 4, vec![1, 1]);
         let read: Vec<i64> = (0..12).map(|microbatch| updates.version(0, microbatch)).collect();
         assert_eq!(read, [-1, -1, -1, -1, 0, 0, 0, 0, 1, 1, 1, 1]);
         assert_eq!(updates.per_step(), 1);
@@ -57,9 +82,22 @@ mod tests {
     /// PipeDream's: stage k of n is n − k updates late.
     #[test]
     fn a_stage_is_as_late_as_stages_follow_it() {
-        let updates = Updates { step: 3, round: 1, delays: vec![2, 1, 0] };
+        let updates = Updates::new(3, 1, vec![2, 1, 0]);
         let of = |stage: usize| -> Vec<i64> { (0..3).map(|m| updates.version(stage, m)).collect() };
         assert_eq!([of(0), of(1), of(2)], [[-2, -1, 0], [-1, 0, 1], [0, 1, 2]]);
         assert_eq!(updates.per_step(), 3);
+    }
+
+    /// Two holders of the first stage take micro-batches in turn: both update once for two of them.
+    #[test]
+    fn an_update_takes_a_round_of_every_holder() {
+        let updates = Updates { holders: vec![2, 1], ..Updates::new(4, 1, vec![2, 0]) };
+        let of = |stage: usize| -> Vec<(usize, i64)> {
+            (0..4).map(|m| (updates.of(stage, m), updates.version(stage, m))).collect()
+        };
+        assert_eq!(of(0), [(0, -2), (0, -2), (1, -1), (1, -1)]);
+        assert_eq!(of(1), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+        let instances = updates.over(&[0, 0, 1]);
+        assert_eq!((instances.delays, instances.holders), (vec![2, 2, 0], vec![2, 2, 1]));
     }
 }

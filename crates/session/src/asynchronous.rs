@@ -69,21 +69,25 @@ pub(crate) fn owner_updates(name: &str) -> Error {
 /// By parameter: how many updates late its readers are.
 pub(crate) fn delays(model: &Model, updates: &Updates) -> Vec<usize> {
     let mut delays = vec![0; model.params().len()];
-    for (param, delay) in reads(model, updates) {
+    for (param, [delay, _]) in reads(model, updates) {
         delays[param] = delay;
     }
     delays
 }
 
-/// A parameter that instances with different delays read.
+/// A parameter that instances read which are updated at different times.
 fn shared<'a>(model: &'a Model, updates: &Updates) -> Option<&'a str> {
-    let delays = delays(model, updates);
-    let other = reads(model, updates).find(|(param, delay)| delays[*param] != *delay);
+    let mut known: Vec<Option<[usize; 2]>> = vec![None; model.params().len()];
+    let other = reads(model, updates)
+        .find(|(param, timing)| *known[*param].get_or_insert(*timing) != *timing);
     other.map(|(param, _)| model.params()[param].name.as_str())
 }
 
-/// Every parameter with the delay of an instance that reads it.
-fn reads(model: &Model, updates: &Updates) -> impl Iterator<Item = (usize, usize)> {
-    let all = model.instances().iter().zip(&updates.delays);
-    all.flat_map(|(instance, delay)| instance.params.values().map(move |param| (*param, *delay)))
+/// Every parameter with the delay of an instance that reads it, and the rounds that its updates take.
+fn reads(model: &Model, updates: &Updates) -> impl Iterator<Item = (usize, [usize; 2])> {
+    let timings = updates.delays.iter().zip(&updates.holders);
+    let all = model.instances().iter().zip(timings);
+    all.flat_map(|(instance, (delay, holders))| {
+        instance.params.values().map(move |param| (*param, [*delay, *holders]))
+    })
 }

@@ -141,9 +141,8 @@ pub(crate) struct Feed {
     script: ScriptId,
     /// Each with the step of the script that it belongs to, counted from 0.
     inputs: Vec<(BufferId, usize, Input)>,
-    /// The micro-batches and the updates of a step.
+    /// The micro-batches of a step.
     microbatches: usize,
-    updates: usize,
     /// Rows of each micro-batch.
     rows: u64,
     /// The share of each micro-batch that these ranks take.
@@ -162,11 +161,12 @@ enum Input {
         instance: usize,
         microbatch: usize,
     },
-    /// For one of the updates of its step, counted from 0.
+    /// For one of the updates of its step, counted from 0, of which there are so many.
     Scalar {
         scalar: Scalar,
         dtype: DType,
         update: usize,
+        updates: usize,
     },
 }
 
@@ -190,7 +190,7 @@ impl Feed {
             inputs.push((buffer, step, input));
         }
         let (rows, bytes) = (rows(model), Vec::new());
-        Ok(Self { script, inputs, microbatches, updates, rows, share, bytes })
+        Ok(Self { script, inputs, microbatches, rows, share, bytes })
     }
 
     /// Of how many steps the script reads something.
@@ -265,9 +265,9 @@ impl Feed {
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
-                Input::Scalar { scalar, dtype, update } => {
+                Input::Scalar { scalar, dtype, update, updates } => {
                     let samples = self.rows * self.microbatches as u64;
-                    let counts = (samples, *update, self.updates);
+                    let counts = (samples, *update, *updates);
                     let value = scalars.value(scalar, data, self.share, counts)?;
                     bytes.clear();
                     bytes.resize(size, 0);
@@ -319,7 +319,7 @@ impl Scalars {
 }
 
 impl Input {
-    /// The input, and its step; a step has so many micro-batches and updates.
+    /// The input, and its step; a step has so many micro-batches and rounds.
     fn of(
         key: &BufferKey,
         model: &Model,
@@ -345,11 +345,15 @@ impl Input {
                 | Scalar::Applied),
             ) => Err(nobody_gives(scalar.name())),
             BufferKey::Scalar(scalar) if ty.dtype.is_float() => {
-                Ok((0, Input::Scalar { scalar: scalar.clone(), dtype: ty.dtype, update: 0 }))
+                let (scalar, dtype) = (scalar.clone(), ty.dtype);
+                Ok((0, Input::Scalar { scalar, dtype, update: 0, updates }))
             }
-            BufferKey::UpdateScalar { scalar, update } if ty.dtype.is_float() => {
+            BufferKey::UpdateScalar { scalar, update, rounds } if ty.dtype.is_float() => {
+                // What takes several rounds is updated as many times less often.
+                let updates = updates / rounds;
                 let (step, update) = (update / updates, update % updates);
-                Ok((step, Input::Scalar { scalar: scalar.clone(), dtype: ty.dtype, update }))
+                let (scalar, dtype) = (scalar.clone(), ty.dtype);
+                Ok((step, Input::Scalar { scalar, dtype, update, updates }))
             }
             other => Err(Error::refused(Problem::new(format!(
                 "model {} reads {other:?}, which nothing provides",

@@ -39,6 +39,7 @@ mod over_replicas;
 mod parallel;
 mod parked;
 mod pipeline;
+pub mod planned;
 mod planner;
 pub mod predict;
 mod prepared;

@@ -122,7 +122,7 @@ impl Lowered {
         asynchronous::check(&settings, model, updates.as_ref())?;
         let turns = pipeline.turns(model, stage_groups.len(), parts, 1)?;
         // Forwards ahead must be fewer than the micro-batches of a script.
-        let steps_each = stage_groups.len().div_ceil(parts);
+        let steps_each = pipeline.steps_each(stage_groups.len(), parts);
         let mut row = match pipeline.has_rows() {
             true => pipeline.turns(model, stage_groups.len(), parts, 3 * steps_each)?,
             false => vec![Vec::new(); turns.len()],

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use phalanx_cost::Hardware;
 use phalanx_ir::{DType, Model, Port, Program, Role};
 use phalanx_pipeline::{NamedSchedule, Times};
 use phalanx_script::{EveryStep, Part};
@@ -51,6 +52,25 @@ fn numbers(costs: &InstanceCosts) -> [f64; 5] {
 
 fn from_numbers(&[f, b, w, until_b, until_w]: &[f64; 5]) -> InstanceCosts {
     InstanceCosts { times: Times { f, b, w }, until_b, until_w }
+}
+
+/// The same, predicted for an accelerator, as layouts are searched for: equal in all processes, and on all machines.
+pub(super) fn predicted(model: &Model, settings: &Settings) -> Result<Vec<InstanceCosts>> {
+    let (sample, _) = one_of_each(model)?;
+    let settings = Settings {
+        parallel: Parallel::default(),
+        microbatches: 1,
+        memory_limit: None,
+        ..settings.clone()
+    };
+    let lowered = Lowered::new(&Models::trained(sample), settings)?;
+    let (kept, hardware) = (kept(model, &lowered), Hardware::default());
+    let costs = |segment: usize| {
+        let of = |part| phalanx_cost::seconds(lowered.compiled().program(segment, part), &hardware);
+        let [until_b, until_w] = kept[segment];
+        InstanceCosts { times: Times { f: of(Part::F), b: of(Part::BW), w: 0.0 }, until_b, until_w }
+    };
+    Ok(model.instances().iter().map(|instance| costs(instance.segment)).collect())
 }
 
 /// For each instance of the model: seconds and bytes of its forward and backward for one micro-batch.

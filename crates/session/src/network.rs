@@ -14,6 +14,7 @@ use crate::restore::FromWeights;
 use crate::run_weights::{WEIGHTS, open_run};
 use crate::{
     ForwardModel, Models, ReadParam, Seeded, StateSource, choose, from_weights, host, initial,
+    planned,
 };
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
@@ -30,7 +31,8 @@ pub struct Network {
 /// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
     let Some((origin, place)) = sources.origin()? else {
-        return choose::schedule(Config::load(sources).map(with_host_notes)?);
+        let loaded = planned::planned(Config::load(sources)?, sources)?;
+        return choose::schedule(with_host_notes(loaded));
     };
     let (file, spec) = match &origin {
         Origin::HuggingFace(dir) => {
@@ -46,7 +48,7 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         shape.push(("model.capacity", "0.0".to_owned()));
     }
     let pinned = sources.clone().pin(file.display().to_string(), shape);
-    let mut loaded = Config::load(&pinned)?;
+    let mut loaded = planned::planned(Config::load(&pinned)?, &pinned)?;
     if matches!(origin, Origin::HuggingFace(_)) {
         let kept = hf::KeptKeys::read(&file)?;
         loaded.notes.extend(unused_dropout(&kept, &loaded, &file));

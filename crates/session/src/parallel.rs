@@ -13,8 +13,8 @@ use phalanx_spmd::{Costs, Partition, Strategy};
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
 use phalanx_config::{
-    CommPriority, CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, SyncKind, SyncMomentum,
-    TpKind, ZeroStage,
+    CommPriority, CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, ParallelAxis, SyncKind,
+    SyncMomentum, TpKind, ZeroStage,
 };
 use phalanx_error::Result;
 
@@ -58,11 +58,12 @@ impl Parallel {
     pub fn new(config: &phalanx_config::Config) -> Result<Self> {
         let (steps, kind) = (config.train.steps.get() as u64, config.model.kind);
         let config = &config.parallel;
-        let mesh = mesh(config)?;
+        let mesh = mesh(config, config.stage_groups(), config.dp.get())?;
         let mut strategies: Vec<SharedStrategy> = vec![];
         // Where several ranks hold the same weights, a strategy says how they share them.
         let replicas = replicas(config, steps);
-        let shared = config.cp.get() > 1 || config.dp.get() > 1 && replicas.is_none();
+        let splits = !config.takes_turns() && config.holders.0.iter().any(|count| *count > 1);
+        let shared = config.cp.get() > 1 || splits || config.dp.get() > 1 && replicas.is_none();
         let hybrid = (config.dp_shard < config.dp).then_some(config.dp_shard.get());
         let search = config.layout == LayoutKind::Auto;
         match config.zero {
@@ -135,7 +136,11 @@ impl Parallel {
             });
         }
         let exchanges_first = config.comm_priority == CommPriority::Lina;
-        let pipeline = Pipeline::new(config)?;
+        let mut pipeline = Pipeline::new(config)?;
+        if splits {
+            let stage = |count: &usize| self::mesh(config, 1, config.dp.get() * count);
+            pipeline.meshes = config.holders.0.iter().map(stage).collect::<Result<_>>()?;
+        }
         Ok(Self { mesh, strategies, search, pipeline, replicas, exchanges_first })
     }
 
@@ -233,10 +238,16 @@ fn replicas(config: &phalanx_config::ParallelConfig, last: u64) -> Option<Replic
     Some(Replicas { count, every, warmup, last, states })
 }
 
-/// The mesh of a configuration: its axes of more than one rank, slowest first.
-fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
+/// The mesh of a configuration with these stage groups and data-parallel ranks: its axes of more than one rank, slowest
+/// first.
+fn mesh(config: &phalanx_config::ParallelConfig, stages: usize, dp: usize) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
-    let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
+    let degree = |axis: ParallelAxis| match axis {
+        ParallelAxis::Pp => stages,
+        ParallelAxis::Dp => dp,
+        other => config.degree(other).get(),
+    };
+    let axes = axes.map(|axis| (axis.name(), degree(*axis)));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
 }
 

@@ -46,6 +46,8 @@ pub struct Pipeline {
     /// The meshes of the stage groups, one after the other over the ranks, if they differ. Empty:
     /// each has the mesh without its axis `pp`.
     pub meshes: Vec<Mesh>,
+    /// For each stage of PipeDream: how many stage groups hold it, and take micro-batches in turn. Empty: one each.
+    pub holders: Vec<usize>,
 }
 
 /// A schedule by name, or a user's own.
@@ -100,6 +102,8 @@ pub enum StageSplit {
     Count,
     /// The heaviest stage takes as little time as possible, measured on this machine.
     Measured,
+    /// Each has so many instances of the model, embedding and head included.
+    Instances(Vec<usize>),
     /// The heaviest stage has as low a cost as possible, by these costs (for example measured
     /// ones): one for each instance of the model.
     Costs(Vec<f64>),
@@ -122,6 +126,7 @@ impl Default for Pipeline {
             split: StageSplit::default(),
             rematerialise: false,
             meshes: Vec::new(),
+            holders: Vec::new(),
         }
     }
 }
@@ -144,17 +149,19 @@ impl Pipeline {
             PipelineOrder::Named(_) => Some(config.chunks.get()),
             PipelineOrder::Own(_) => None,
         };
-        let split = match config.split {
+        let split = match &config.split {
             PipelineSplit::Flops => StageSplit::Flops,
             PipelineSplit::Count => StageSplit::Count,
             PipelineSplit::Measured => StageSplit::Measured,
+            PipelineSplit::Given(counts) => StageSplit::Instances(counts.clone()),
         };
         let (pairs, concat) = (config.pairs.get(), config.concat);
         let memory = config.schedule_memory.get();
         let (braid, vertical_sync) = (config.braid, config.vertical_sync);
         let own = Self { order, chunks, warmup, pairs, concat, memory, split, ..Self::default() };
         let post_validation = config.post_validation;
-        Ok(Self { braid, vertical_sync, post_validation, ..own })
+        let holders = if config.takes_turns() { config.holders.0.clone() } else { Vec::new() };
+        Ok(Self { braid, vertical_sync, post_validation, holders, ..own })
     }
 
     /// What the schedule is called.
@@ -184,6 +191,12 @@ impl Pipeline {
         }
     }
 
+    /// How many steps a script of a row has: a stage group has fewer forwards ahead than it has micro-batches in them.
+    pub(crate) fn steps_each(&self, stage_groups: usize, microbatches: usize) -> usize {
+        let most = self.holders.iter().copied().max().unwrap_or(0);
+        (stage_groups + 2 * most).div_ceil(microbatches)
+    }
+
     /// Whether steps can follow each other without a flush: not those of a table, which has one step.
     pub fn has_rows(&self) -> bool {
         matches!(self.order, PipelineOrder::Named(named) if named.is_asynchronous())
@@ -201,10 +214,10 @@ impl Pipeline {
         }
         let (schedule, stages) = self.timetable(model, stage_groups, microbatches, 1)?;
         let by_instance = |updates: &Updates| {
-            let of_stage = |(stage, held): (usize, &Range<usize>)| {
-                std::iter::repeat_n(updates.delays[stage], held.len())
-            };
-            updates.with_delays(stages.iter().enumerate().flat_map(of_stage).collect())
+            let of_stage =
+                |(stage, held): (usize, &Range<usize>)| std::iter::repeat_n(stage, held.len());
+            let all: Vec<usize> = stages.iter().enumerate().flat_map(of_stage).collect();
+            updates.over(&all)
         };
         Ok(schedule.updates().map(by_instance))
     }
@@ -230,6 +243,7 @@ impl Pipeline {
                     until_w: 1.0,
                     steps: if self.has_rows() { steps } else { 1 },
                     vertical_sync: self.vertical_sync,
+                    holders: self.holders.clone(),
                 };
                 if !self.is_searched() {
                     return Ok(named.build(shape)?);
@@ -377,6 +391,7 @@ impl Pipeline {
                 let costs: Vec<f64> = instances.iter().map(|i| flops(i.segment)).collect();
                 Ok(split::by_cost(&costs, stages)?)
             }
+            StageSplit::Instances(counts) => Ok(split::given(counts, instances.len(), stages)?),
             StageSplit::Costs(costs) if costs.len() == instances.len() => {
                 Ok(split::by_cost(costs, stages)?)
             }

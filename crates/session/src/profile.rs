@@ -6,7 +6,7 @@ use phalanx_ir::{Model, Role};
 use phalanx_pipeline::plan::LayerProfile;
 
 use crate::network::Network;
-use crate::{Settings, measure};
+use crate::{InstanceCosts, Models, Settings, measure};
 
 /// A model as planners see it.
 #[derive(Clone, Debug)]
@@ -23,12 +23,24 @@ pub struct ModelProfile {
 
 /// Measures the configured model on one rank of this machine.
 pub fn profile(loaded: &Loaded) -> Result<ModelProfile> {
+    of_costs(loaded, measure::costs_of_job)
+}
+
+/// Predicts the times of the configured model's layers, the same on every machine.
+pub(crate) fn predicted(loaded: &Loaded) -> Result<ModelProfile> {
+    of_costs(loaded, |models, settings| measure::predicted(&models.train, settings))
+}
+
+fn of_costs(
+    loaded: &Loaded,
+    costs: impl Fn(&Models, &Settings) -> Result<Vec<InstanceCosts>>,
+) -> Result<ModelProfile> {
     let config = &loaded.config;
     let models = Network::new(loaded)?.models(config, false)?;
     let (model, settings) = (&models.train, Settings::new(config)?);
-    let costs = measure::costs_of_job(&models, &settings)?;
+    let costs = costs(&models, &settings)?;
     let precision = settings.precision;
-    let layer = |(index, cost): (usize, &crate::InstanceCosts)| {
+    let layer = |(index, cost): (usize, &InstanceCosts)| {
         let instance = &model.instances()[index];
         let elements: usize = instance.params.values().map(|p| model.params()[*p].elements()).sum();
         LayerProfile {

@@ -36,7 +36,7 @@ fn consoles_in_the_documentation_show_what_is_printed() {
 fn every_system_has_a_page_in_the_index() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let index = fs::read_to_string(root.join("docs/systems/README.md")).unwrap();
-    let helpers = ["mod", "find", "data", "parts", "vee_block", "rolling"];
+    let helpers = ["mod", "find", "data", "parts", "vee_block", "rolling", "round_robin"];
     let folders = ["crates/spmd/src/strategies", "crates/pipeline/src/schedules"];
     let mut found = 0;
     for file in folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap()) {

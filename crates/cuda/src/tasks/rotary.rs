@@ -7,8 +7,8 @@ use phalanx_ir::ops::Rotary;
 use phalanx_ir::{DType, Instr, Op, OpDef};
 
 use super::{Arg, KernelTask, Operation, THREADS, Task, Tasks, Var};
-use crate::piece::Piece;
 use crate::kernels::{KernelSpec, Source};
+use crate::piece::Piece;
 
 pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
     let Op::Rotary(rotary) = op.instr.op else {

@@ -93,6 +93,13 @@ impl Trainer<'_> {
         self
     }
 
+    /// How many stage groups hold each stage of PipeDream, and take micro-batches in turn. The axis `pp` of the mesh has all
+    /// of them: `pp=4` for `[2, 1, 1]`.
+    pub fn holders(mut self, holders: impl Into<Vec<usize>>) -> Self {
+        self.parallel.pipeline.holders = holders.into();
+        self
+    }
+
     /// Lets each stage of a pipeline keep only its input and recompute its forward before the
     /// backward, as in GPipe.
     pub fn rematerialise(mut self) -> Self {

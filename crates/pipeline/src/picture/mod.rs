@@ -18,10 +18,11 @@ pub use text::{TextOptions, text};
 
 use phalanx_script::Part;
 
+use crate::placement::Placement;
 use crate::schedule::Schedule;
 use crate::simulate::{Timed, Timeline};
 use crate::turn::Turn;
-use crate::words::counted;
+use crate::words::{counted, listed};
 
 /// A schedule with its times, ready to draw.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +87,11 @@ impl<'a> Panel<'a> {
     /// The size as text, such as `4 stage_groups, 8 micro-batches`.
     fn title(&self) -> String {
         let Panel { schedule, .. } = self;
-        let chunks = match (schedule.placement().share(0, 0), schedule.placement().replicas()) {
+        let placement = schedule.placement();
+        let chunks = match (placement.share(0, 0), placement.replicas()) {
+            (_, 2..) if !placement.goes_both_ways() => {
+                format!(", stages on {}", listed(&placement.holders()))
+            }
             (1, 1) => String::new(),
             (v, 1) => format!(" of {v} chunks"),
             (1, replicas) => format!(", {replicas} pipelines"),
@@ -207,7 +212,7 @@ fn backwards(panels: &[Panel<'_>]) -> (bool, bool) {
 /// What the shades of a block mean, if there are several.
 fn shades(panels: &[Panel<'_>]) -> Option<&'static str> {
     let placements = || panels.iter().map(|panel| panel.schedule.placement());
-    match placements().any(|placement| placement.replicas() > 1) {
+    match placements().any(Placement::goes_both_ways) {
         true => Some("light: pipeline that goes down; dark: up"),
         false if panels.iter().any(|panel| panel.schedule.chunks() > 1) => {
             Some("later chunks are darker")

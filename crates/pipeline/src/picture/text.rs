@@ -213,7 +213,7 @@ impl Canvas {
             })
             .collect();
         if let Some(words) = shades(panels) {
-            let replicas = panels.iter().any(|panel| panel.schedule.placement().replicas() > 1);
+            let replicas = panels.iter().any(|panel| panel.schedule.placement().goes_both_ways());
             parts.push(match (self.colour, replicas) {
                 (true, _) => words.to_owned(),
                 (false, true) => "b after a number: of the pipeline that goes up".to_owned(),

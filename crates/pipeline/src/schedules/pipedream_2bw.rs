@@ -16,9 +16,9 @@ use crate::schedule::Schedule;
 
 /// PipeDream-2BW over `p` stage groups, for batches of `m` micro-batches each.
 pub fn pipedream_2bw(p: usize, m: usize, batches: usize) -> Result<Schedule> {
-    let updates = Updates { step: m, round: m, delays: vec![1; p] };
+    let updates = Updates::new(m, m, vec![1; p]);
     let all = m * batches;
     let place = Placement::looped(p, 1)?;
-    let schedule = Schedule::new("pipedream-2bw", all, place, |i| rolling(p, i, all))?;
+    let schedule = Schedule::new("pipedream-2bw", all, place, |i| rolling(p - 1 - i, all))?;
     Ok(schedule.updating(updates))
 }

@@ -7,8 +7,8 @@
 
 use crate::turn::{Turns, bwd, fwd, weave};
 
-/// The turns of stage `i` of `p` for all micro-batches of a row.
-pub(super) fn rolling(p: usize, i: usize, microbatches: usize) -> Turns {
-    let ahead = (p - 1 - i).min(microbatches);
+/// The turns of a stage group for all its micro-batches of a row, with so many forwards ahead.
+pub(super) fn rolling(ahead: usize, microbatches: usize) -> Turns {
+    let ahead = ahead.min(microbatches);
     fwd(0..ahead).then(weave([fwd(ahead..microbatches), bwd(0..microbatches)]))
 }

@@ -1,6 +1,6 @@
 //! Pipelines without a flush: PipeDream and PipeDream-2BW against their papers' numbers.
 
-use phalanx_pipeline::{NamedSchedule, Part, Schedule, ScheduleShape};
+use phalanx_pipeline::{NamedSchedule, Part, Schedule, ScheduleShape, Times, TurnCosts, simulate};
 
 use crate::support::{TIMES, grid, run, same, times, total};
 
@@ -114,4 +114,73 @@ fn what_cannot_be_meant_is_refused() {
     assert!(sync.contains("vertical sync") && sync.contains("pipedream"), "{sync}");
     let drains = said(NamedSchedule::OneFOneB, ScheduleShape::new(2, 4).steps(2));
     assert!(drains.contains("drains after each step"), "{drains}");
+}
+
+/// Every holder of stage s keeps as many micro-batches as it starts with, and one version for each update that its readers are
+/// late, besides the newest; once full, no group waits if a stage takes as long as it has holders.
+#[test]
+fn holders_keep_what_they_start_with_and_never_wait() {
+    for (holders, kept, versions) in [
+        (vec![2, 1], [2, 1], [2, 1]),
+        (vec![7, 1], [2, 1], [2, 1]),
+        (vec![1, 2], [3, 1], [3, 2]),
+        (vec![2, 3], [3, 1], [4, 2]),
+    ] {
+        let m = 6 * holders.iter().product::<usize>();
+        let shape = ScheduleShape::held_by(&holders, m).steps(4);
+        let schedule = NamedSchedule::PipeDream.build(shape).unwrap();
+        let stage = |count: &usize| {
+            let t = *count as f64;
+            Times { f: t, b: t, w: t }
+        };
+        let costs = TurnCosts::uneven(holders.iter().map(stage).collect(), 0.0).unwrap();
+        let found = simulate(&schedule, &costs).unwrap();
+        for (group, turns) in found.stage_groups.iter().enumerate() {
+            let stage = turns[0].stage;
+            assert_eq!(found.peak_in_flight[group], kept[stage], "{holders:?}");
+            assert_eq!(found.weight_versions[group], versions[stage], "{holders:?}");
+            // In the middle of the row: all of the time is work.
+            let middle = &turns[turns.len() / 3..turns.len() / 2];
+            let busy: f64 = middle.iter().map(|timed| timed.end - timed.start).sum();
+            let span = middle[middle.len() - 1].end - middle[0].start;
+            same(busy, span, "busy");
+            // Forward and backward of a micro-batch are the same holder's.
+            let rank = group - holders[..stage].iter().sum::<usize>();
+            assert!(turns.iter().all(|timed| timed.turn.microbatch % holders[stage] == rank));
+        }
+    }
+}
+
+/// An update of a stage takes one micro-batch of each holder; a holder reads a version only when the update that makes it is
+/// complete on all of them.
+#[test]
+fn a_version_needs_the_backwards_of_all_holders() {
+    let shape = ScheduleShape::held_by(&[2, 1, 1], 8).steps(3);
+    let schedule = NamedSchedule::PipeDream.build(shape).unwrap();
+    let found = simulate(&schedule, &TurnCosts::even(times(1.0, 2.0, 0.5), 0.25).unwrap()).unwrap();
+    let ends = |stage: usize, microbatch: usize| {
+        let all = found.stage_groups.iter().flatten();
+        let own = all.filter(|t| (t.stage, t.turn.microbatch) == (stage, microbatch));
+        own.map(|timed| timed.end).fold(0.0, f64::max)
+    };
+    let mut waits = 0;
+    for timed in found.stage_groups.iter().flatten().filter(|t| t.stage == 0) {
+        let needed = 0..2 * timed.turn.version;
+        waits += needed.len();
+        assert!(needed.clone().all(|microbatch| ends(0, microbatch) <= timed.start));
+    }
+    assert!(waits > 0);
+}
+
+#[test]
+fn holders_are_those_of_pipedream_alone() {
+    let said = |named: NamedSchedule, shape| named.build(shape).unwrap_err().to_string();
+    let other = said(NamedSchedule::OneFOneB, ScheduleShape::held_by(&[2, 1], 4));
+    assert!(other.contains("only pipedream deals"), "{other}");
+    let sync = ScheduleShape::held_by(&[2, 1], 4).vertical_sync(true);
+    let sync = said(NamedSchedule::PipeDream, sync);
+    assert!(sync.contains("holders 2-1 cannot have vertical sync"), "{sync}");
+    let count = ScheduleShape { stage_groups: 4, ..ScheduleShape::held_by(&[2, 1], 4) };
+    let count = said(NamedSchedule::PipeDream, count);
+    assert!(count.contains("the holders 2-1 are not 4 stage groups"), "{count}");
 }

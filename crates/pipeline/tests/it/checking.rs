@@ -131,7 +131,7 @@ fn circles_are_named() {
     );
 }
 
-/// Two replicas in opposite directions, as Chimera has them; a micro-batch stays in its replica.
+/// Two replicas in opposite directions, as Chimera has them; a micro-batch stays with one holder of a stage.
 #[test]
 fn replicas_run_side_by_side() {
     let held = |stage, replica| HeldStage { stage, replica };
@@ -156,9 +156,9 @@ fn replicas_run_side_by_side() {
     refused(
         Schedule::from_lists("both ways", 2, both(), lists),
         &[
-            "stage group 1, turn 2 (F0.1): its micro-batch goes through replica 0, but this is \
-            replica 1\n",
-            "chunk 0 of stage group 0",
+            "stage group 1, turn 2 (F0.1): stage 0 of its micro-batch is on chunk 0 of stage group 0, \
+             which keeps what the backward needs\n",
+            "give it to chunk 0 of stage group 0",
         ],
     );
 }

@@ -84,7 +84,7 @@ fn chunks_shorten_the_filling() {
         for v in 1..=4 {
             let long = |t| (m * v + p - 1) as f64 * total(t) / v as f64;
             let shape = ScheduleShape::new(p, m).chunks(v);
-            let breadth = NamedSchedule::BreadthFirst.build(shape).unwrap();
+            let breadth = NamedSchedule::BreadthFirst.build(shape.clone()).unwrap();
             for t in TIMES {
                 let found = run(&breadth, t, 0.0);
                 assert_eq!(found.peak_in_flight, vec![m * v; p]);
@@ -96,7 +96,7 @@ fn chunks_shorten_the_filling() {
                 }
             }
             if m >= p || v == 1 {
-                let around = NamedSchedule::Vectorised.build(shape).unwrap();
+                let around = NamedSchedule::Vectorised.build(shape.clone()).unwrap();
                 let ticks = m * v + p - 1;
                 same(around.work(), ticks as f64 / (m * v) as f64, "work");
                 for t in TIMES {

@@ -110,7 +110,7 @@ fn tables_that_are_refused() {
             ["line 1: unknown column `color`", "columns are"],
         ),
         ("device,part,part,microbatch\n".into(), ["column `part` is there twice", "columns are"]),
-        (head.to_owned(), ["no stage group holds a stage", "every replica"]),
+        (head.to_owned(), ["no stage group holds a stage", "each replica"]),
         (one("0,F,0,0,0\n0,X,0,0,0\n"), ["line 3: unknown part `X`", "F, B, W, BW"]),
         (one("0,F,0,0\n"), ["line 2: there are 4 values for 5 columns", "columns are device,part"]),
         (one("0,F,-1,0,0\n"), ["line 2: microbatch `-1`", "whole numbers"]),

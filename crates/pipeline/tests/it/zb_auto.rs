@@ -197,7 +197,7 @@ fn an_outline_is_as_long_as_what_is_searched() {
         for memory in [0.01, 0.25, 0.5, 1.0, 2.0] {
             let shape = ScheduleShape::new(p, m).memory(memory);
             let [found, outline] =
-                [NamedSchedule::ZbAuto.build(shape), NamedSchedule::ZbAuto.outline(shape)];
+                [NamedSchedule::ZbAuto.build(shape.clone()), NamedSchedule::ZbAuto.outline(shape)];
             match (found, outline) {
                 (Ok(found), Ok(outline)) => {
                     assert_eq!(found.all().count(), outline.all().count());

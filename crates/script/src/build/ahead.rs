@@ -130,10 +130,10 @@ impl<'a> Ahead<'a> {
     /// Ends a script whose step is committed by the next one: what that needs, and the preview.
     pub(super) fn preview(&self, script: &mut Script) -> Result<(), ScriptError> {
         let Self { training, state, pending, .. } = self;
-        norm::sums_of_group(script, state, training, pending.sums, |_| true)?;
+        norm::sums_of_group(script, state, training, (pending.sums, true), |_| true)?;
         let dtype = training.precision.state;
         let given = [Scalar::LearningRate, Scalar::Step]
-            .map(|of| finish::scalar(script, training.world.scalar_key(of, 0), dtype));
+            .map(|of| finish::scalar(script, training.world.scalar_key(of, 0, 1), dtype));
         let b = Builder::new("carry", dtype);
         for name in ["lr", "step"] {
             let carried = b.scalar(name).scale(1.0);

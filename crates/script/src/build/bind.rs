@@ -180,8 +180,8 @@ impl<'a> Binder<'a> {
             }
             Role::Scalar => {
                 let scalar = Scalar::of_port(&port.name);
-                let update = self.world.update_of(microbatch);
-                (self.world.scalar_key(scalar, update), Category::Inputs, Source::Host)
+                let round = self.world.round_of(microbatch);
+                (self.world.scalar_key(scalar, round, 1), Category::Inputs, Source::Host)
             }
             Role::Boundary => {
                 let key = self.read_key(instance, name, microbatch)?;
@@ -258,7 +258,8 @@ impl<'a> Binder<'a> {
     /// Where an instance's forward left its values: the script before ran it, unless it is run again.
     fn made(&self, instance: usize, microbatch: usize) -> Source {
         let again = self.twice.get(&(instance, microbatch)) == Some(&true);
-        let flies = |r: &RollingTurns| r.in_flight.contains(&(instance, microbatch));
+        let flies =
+            |r: &RollingTurns| r.in_flight.iter().any(|own| own.contains(&(instance, microbatch)));
         match !again && self.world.rolling.is_some_and(flies) {
             true => Source::Carried,
             false => Source::Script,

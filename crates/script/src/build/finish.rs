@@ -17,6 +17,13 @@ use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
 use crate::library::Placed;
 
+/// An update of a unit, counted from 0 in the script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct UnitUpdate {
+    pub(super) unit: usize,
+    pub(super) update: usize,
+}
+
 /// Appends the next update of all units, and the gathers of new weights; gradients are multiplied by the
 /// coefficient. The rate and the number of the step are given by the host, unless they are carried from the step before.
 pub(super) fn append(
@@ -27,27 +34,38 @@ pub(super) fn append(
     versions: &mut VersionPlaces<'_>,
     carried: Option<[BufferId; 2]>,
 ) -> Result<(), ScriptError> {
+    (0..state.units.len()).try_for_each(|number| {
+        append_of(script, (state, number), training, numbers, versions, carried)
+    })
+}
+
+/// The same for one unit.
+pub(super) fn append_of(
+    script: &mut Script,
+    (state, number): (&State, usize),
+    training: &TrainingScript<'_>,
+    numbers: StepNumbers,
+    versions: &mut VersionPlaces<'_>,
+    carried: Option<[BufferId; 2]>,
+) -> Result<(), ScriptError> {
     let TrainingScript { world, precision, .. } = *training;
-    let update = versions.done();
+    let (unit, buffers) = (&state.units[number], &state.buffers[number]);
+    let (update, rounds) = (versions.done(number), versions.timing(number).holders);
     // Where steps may change nothing, the optimizer counts those that changed something.
     let applied = state.scalars.iter().find(|kept| kept.scalar == Scalar::Applied);
-    for (number, (unit, buffers)) in state.units.iter().zip(&state.buffers).enumerate() {
-        let NextVersion { from, into } = versions.next(number, script, precision.weights)?;
-        if !unit.updates(training.ranks()) {
-            let new = View { buffer: into, ..own_weights(unit, buffers, training.ranks()) };
-            gather_weights(script, unit, new, training)?;
-            continue;
-        }
-        let mut given = |of| scalar(script, world.scalar_key(of, update), precision.state);
-        let given = carried.unwrap_or_else(|| {
-            let step = applied.map(|applied| applied.buffer);
-            [given(Scalar::LearningRate), step.unwrap_or_else(|| given(Scalar::Step))]
-        });
-        let of = UpdateOf { unit, buffers, numbers, given, results: Results::All };
-        update_unit(script, training, &of, [from, into])?;
+    let NextVersion { from, into } = versions.next(number, script, precision.weights)?;
+    versions.updated(number);
+    if !unit.updates(training.ranks()) {
+        let new = View { buffer: into, ..own_weights(unit, buffers, training.ranks()) };
+        return gather_weights(script, unit, new, training);
     }
-    versions.updated();
-    Ok(())
+    let mut given = |of| scalar(script, world.scalar_key(of, update, rounds), precision.state);
+    let given = carried.unwrap_or_else(|| {
+        let step = applied.map(|applied| applied.buffer);
+        [given(Scalar::LearningRate), step.unwrap_or_else(|| given(Scalar::Step))]
+    });
+    let of = UpdateOf { unit, buffers, numbers, given, results: Results::All };
+    update_unit(script, training, &of, [from, into])
 }
 
 /// An update of a unit.

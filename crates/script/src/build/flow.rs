@@ -12,6 +12,7 @@ use super::links::{Direction, Point};
 use super::wiring::Wiring;
 use crate::error::ScriptError;
 use crate::hash::QuickMap;
+use crate::rolling::RollingTurns;
 use crate::schedule::Part;
 use crate::stage_group::StageGroup;
 
@@ -19,8 +20,12 @@ use crate::stage_group::StageGroup;
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     places: QuickMap<(usize, usize, Direction), Point>,
-    /// In a row of scripts: the stage group of each instance, whose forward may be in the script before or after.
-    groups: QuickMap<usize, usize>,
+    /// In a row of scripts: the stage group of each instance, whose forward may be in the script before or after. None
+    /// if several hold it.
+    groups: QuickMap<usize, Option<usize>>,
+    /// In a row of scripts: the stage group of each instance and micro-batch whose forward is in the script before or
+    /// after.
+    elsewhere: QuickMap<(usize, usize), usize>,
     /// Micro-batches from this number on are empty: they go through some instances only.
     real: usize,
 }
@@ -39,14 +44,22 @@ impl Flow {
     pub(super) fn new(
         model: &Model,
         stage_groups: &[StageGroup<'_>],
-        in_row: bool,
+        rolling: Option<&RollingTurns>,
         real: usize,
     ) -> Result<Self, ScriptError> {
-        let (mut places, mut groups) = (QuickMap::default(), QuickMap::default());
+        let (mut places, mut elsewhere) = (QuickMap::default(), QuickMap::default());
+        let mut groups: QuickMap<usize, Option<usize>> = QuickMap::default();
         for (stage_group, own) in stage_groups.iter().enumerate() {
+            if let Some(rolling) = rolling {
+                let next = &rolling.next[stage_group];
+                let next = next.iter().map(|turn| (turn.instance, turn.microbatch));
+                let other = rolling.in_flight[stage_group].iter().copied().chain(next);
+                elsewhere.extend(other.map(|forward| (forward, stage_group)));
+            }
             for (turn, step) in own.turns.iter().enumerate() {
-                if in_row {
-                    groups.insert(step.instance, stage_group);
+                if rolling.is_some() {
+                    let known = groups.entry(step.instance).or_insert(Some(stage_group));
+                    *known = known.filter(|first| *first == stage_group);
                 }
                 for direction in directions(step.part) {
                     let key = (step.instance, step.microbatch, *direction);
@@ -60,12 +73,17 @@ impl Flow {
                 }
             }
         }
-        Ok(Self { places, groups, real })
+        Ok(Self { places, groups, elsewhere, real })
     }
 
-    /// Whether another script of a row may run an instance's forward.
-    pub(super) fn runs_elsewhere(&self, instance: usize) -> bool {
-        self.groups.contains_key(&instance)
+    /// Whether another script of a row runs an instance's forward.
+    pub(super) fn runs_elsewhere(&self, instance: usize, microbatch: usize) -> bool {
+        self.elsewhere(instance, microbatch).is_some()
+    }
+
+    fn elsewhere(&self, instance: usize, microbatch: usize) -> Option<usize> {
+        let only = self.groups.get(&instance).copied().flatten();
+        only.or_else(|| self.elsewhere.get(&(instance, microbatch)).copied())
     }
 
     pub(super) fn place(
@@ -89,7 +107,7 @@ impl Flow {
         let group = |instance: usize| {
             let place = self.place(instance, microbatch, Direction::Forward);
             let found = place.map(|place| place.stage_group);
-            found.or_else(|| self.groups.get(&instance).copied()).ok_or(instance)
+            found.or_else(|| self.elsewhere(instance, microbatch)).ok_or(instance)
         };
         let empty = microbatch >= self.real;
         let first = match group(source) {

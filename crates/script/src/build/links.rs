@@ -98,7 +98,7 @@ impl Links {
         if stage_groups.len() < 2 {
             return Ok(links);
         }
-        links.flow = Flow::new(model, stage_groups, rolling.is_some(), real)?;
+        links.flow = Flow::new(model, stage_groups, rolling, real)?;
         let mut all = found(&links.flow, model, stage_groups, wiring, rolling)?;
         receive_in_order(&mut all);
         links.levels = settle(stage_groups, &mut all)?;
@@ -176,7 +176,7 @@ impl Reads<'_> {
             let first = if before == 0 { source } else { stops[before].readers[0] };
             let from = self.flow.place(first, microbatch, Direction::Forward);
             // Another script of the row makes it.
-            if from.is_none() && self.flow.runs_elsewhere(first) {
+            if from.is_none() && self.flow.runs_elsewhere(first, microbatch) {
                 continue;
             }
             let from = from.ok_or_else(|| self.nowhere(first, microbatch))?;

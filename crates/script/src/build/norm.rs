@@ -86,12 +86,13 @@ pub(super) fn append(
     Ok(StepNumbers { coefficient, go })
 }
 
-/// Appends what one stage group adds to loss and squares of some micro-batches, into a buffer for both.
+/// Appends what one stage group adds to the loss of some micro-batches, and to squares if they are wanted, into a buffer
+/// for both.
 pub(super) fn sums_of_group(
     script: &mut Script,
     kept: &State,
     training: &TrainingScript<'_>,
-    into: BufferId,
+    (into, squares): (BufferId, bool),
     these: impl Fn(usize) -> bool,
 ) -> Result<(), ScriptError> {
     let mut losses = losses(script);
@@ -99,7 +100,8 @@ pub(super) fn sums_of_group(
         BufferKey::Value(value) => these(value.microbatch),
         _ => false,
     });
-    let counts = |unit: &&Unit| unit.stage_groups.first() == Some(&training.at.stage_group);
+    let counts =
+        |unit: &&Unit| squares && unit.stage_groups.first() == Some(&training.at.stage_group);
     let counted: Vec<&Unit> = kept.units.iter().filter(counts).collect();
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     let units = kept.units.iter().zip(&kept.buffers).filter(|(unit, _)| counts(unit));

@@ -25,6 +25,11 @@ pub(super) fn scatter(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program,
     })
 }
 
+/// Adds a gradient to those before it.
+pub(super) fn add(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    on_gradient("add", unit.formed(dtype, mesh), mesh, |g| g.scale(1.0))
+}
+
 /// Sums a gradient into shards and over every other axis that it is partial over.
 pub(super) fn scatter_all(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
     let (axes, calls) = (&unit.facts.axes, Calls::reducing(unit, mesh));

@@ -8,7 +8,8 @@
 //!
 //! What several stage groups hold (tied weights, the replicas of a stage in Chimera) is summed over them as soon as
 //! the last of them has contributed. All must start these sums in one order: that of their last contributions in
-//! the whole pipeline.
+//! the whole pipeline. Holders that take micro-batches in turn do the same one after the other, so each starts a sum as soon
+//! as its own gradient is complete, and goes on until it needs the result.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,13 +18,14 @@ use phalanx_spmd::Reduction;
 use super::collect::sweeps;
 use super::ties::{Tie, TiedSum};
 use super::{
-    Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
-    Role, Run, ScheduledRun, ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View,
-    World, Write, programs,
+    Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Part, Places,
+    Program, Role, Run, ScheduledRun, ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers,
+    UnitUpdate, View, World, Write, programs,
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::key::BufferKey;
 use crate::stage_group::{StageGroup, together};
+use crate::updates::UnitTiming;
 
 /// Tells runs where to write gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
@@ -41,6 +43,8 @@ pub(super) struct Reducer<'a> {
     shared: VecDeque<SharedSum>,
     /// For each unit: the program that sums such a gradient into its shard, once it is needed.
     scatters: Vec<Option<ProgramId>>,
+    /// For each unit: when it is updated.
+    timings: Vec<UnitTiming>,
 }
 
 impl<'a> Reducer<'a> {
@@ -50,7 +54,9 @@ impl<'a> Reducer<'a> {
         units: &'a [Unit],
         buffers: &'a [UnitBuffers],
         binder: &mut Binder<'_>,
-    ) -> Self {
+    ) -> Result<Self, ScriptError> {
+        let timings = units.iter().map(|unit| training.world.timing(unit));
+        let timings: Vec<UnitTiming> = timings.collect::<Result<_, _>>()?;
         let whole: Vec<BufferId> = buffers.iter().map(|b| b.trained().buffer).collect();
         let dtype = training.precision.grads;
         binder.gradients = Some(Places::new(training.world.model, units, &whole, dtype));
@@ -62,8 +68,9 @@ impl<'a> Reducer<'a> {
             together: training.world.updates.is_none() && sweeps(training.stage_group().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
-            shared: shared(training.world, units),
+            shared: shared(training.world, training.at.stage_group, units, &timings),
             scatters: vec![None; units.len()],
+            timings,
         };
         for (index, turn) in training.stage_group().turns.iter().enumerate() {
             for unit in reducer.contributes_to(*turn) {
@@ -73,8 +80,9 @@ impl<'a> Reducer<'a> {
         }
         for (unit, buffer) in whole.into_iter().enumerate() {
             let world = training.world;
-            let each = 0..world.update_count(training.at.stage_group);
-            let of = |update| reducer.contributions(unit, |m| world.update_of(m) == update);
+            let timing = reducer.timings[unit];
+            let each = 0..world.update_count(timing, training.at.stage_group);
+            let of = |update| reducer.contributions(unit, |m| world.update_of(timing, m) == update);
             let complete = each.clone().map(of).collect();
             // Summands of stage groups of another shape come in messages.
             let tied = Tie::of(world, &units[unit]).is_some();
@@ -87,7 +95,17 @@ impl<'a> Reducer<'a> {
             let own = Accumulator { buffer, dtype, complete, brought, left, shared };
             binder.script.accumulators.push(own);
         }
-        reducer
+        Ok(reducer)
+    }
+
+    /// How a unit's gradient is reduced. What holders would form one by one, and then add up, is formed one by one where a
+    /// rank takes the micro-batches of all of them: so it has the same bits.
+    fn reduction(&self, unit: usize) -> Reduction {
+        let spec = &self.units[unit];
+        match self.timings[unit].holders > 1 && spec.stage_groups.len() == 1 {
+            true => Reduction::IntoShard,
+            false => spec.facts.reduction,
+        }
     }
 
     /// Gives a run whose gradients are kept in shards a buffer for the whole gradient.
@@ -98,7 +116,7 @@ impl<'a> Reducer<'a> {
     ) -> Result<(), ScriptError> {
         let (dtype, group) = (self.training.precision.grads, self.group(turn.microbatch));
         for unit in self.contributes_to(turn) {
-            if self.units[unit].facts.reduction != Reduction::IntoShard {
+            if self.reduction(unit) != Reduction::IntoShard {
                 continue;
             }
             if !self.formed.contains_key(&(unit, group)) {
@@ -121,11 +139,11 @@ impl<'a> Reducer<'a> {
             if last != Some(run) {
                 continue;
             }
-            let update = |group| self.training.world.update_of(group);
+            let update = |group| self.training.world.update_of(self.timings[unit], group);
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
                 .filter(|((_, other), _)| update(*other) == update(group))
                 .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
-            match self.units[unit].facts.reduction {
+            match self.reduction(unit) {
                 Reduction::Whole | Reduction::OwnPart | Reduction::OnRoot if !ends => {}
                 Reduction::Whole => self.sum_whole(unit, binder)?,
                 Reduction::OwnPart => self.scatter_whole(unit, binder)?,
@@ -145,18 +163,19 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// Before an update: sums what stage groups share and other groups complete later. The next contributions are the
-    /// first ones again.
-    pub(super) fn end_update(
+    /// Before these updates of units: sums what stage groups share and other groups complete later. The next
+    /// contributions are the first ones again.
+    pub(super) fn end_updates(
         &mut self,
-        update: usize,
+        ended: &[UnitUpdate],
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        while let Some(sum) = self.shared.pop_front_if(|sum| sum.update <= update) {
+        let last = ended.iter().map(|own| own.update).max();
+        while let Some(sum) = self.shared.pop_front_if(|sum| Some(sum.update) <= last) {
             self.sum_groups(&sum, binder)?;
         }
-        let gradient = |buffer| self.buffers.iter().any(|own| own.trained().buffer == buffer);
-        binder.begun.retain(|(buffer, _)| !gradient(*buffer));
+        let gradient = |own: &UnitUpdate| self.buffers[own.unit].trained().buffer;
+        binder.begun.retain(|(buffer, _)| !ended.iter().any(|own| gradient(own) == *buffer));
         Ok(())
     }
 
@@ -203,8 +222,11 @@ impl<'a> Reducer<'a> {
         let program = match self.scatters[unit] {
             Some(known) => known,
             None => {
-                let dtype = self.training.precision.grads;
-                let program = programs::scatter(&self.units[unit], dtype, self.mesh())?;
+                let (dtype, spec) = (self.training.precision.grads, &self.units[unit]);
+                let program = match spec.facts.reduction {
+                    Reduction::IntoShard => programs::scatter(spec, dtype, self.mesh())?,
+                    _ => programs::add(spec, dtype, self.mesh())?,
+                };
                 binder.script.program(self.training.world.library.placed(&program))
             }
         };
@@ -336,7 +358,9 @@ impl<'a> Reducer<'a> {
         let (world, own) = (self.training.world, self.training.at.stage_group);
         let others = self.units[unit].stage_groups.iter().copied().filter(|&other| other != own);
         let asked = others.filter(|&other| group.is_none_or(|only| only == other));
-        let of = |other| self.contributions_of(other, unit, |m| world.update_of(m) == update);
+        let timing = self.timings[unit];
+        let in_update = |m: usize| world.update_of(timing, m) == update;
+        let of = |other| self.contributions_of(other, unit, in_update);
         asked.flat_map(of).collect()
     }
 
@@ -380,24 +404,34 @@ struct SharedSum {
 }
 
 /// The sums over stage groups: for one update after the other, ordered by the level of the last turn of any stage group
-/// that works on an instance which has the unit.
-fn shared(world: &World<'_>, units: &[Unit]) -> VecDeque<SharedSum> {
-    let level = |unit: &Unit, update: usize| {
+/// that works on an instance which has the unit; if holders take turns, of the last turn here.
+fn shared(
+    world: &World<'_>,
+    own: usize,
+    units: &[Unit],
+    timings: &[UnitTiming],
+) -> VecDeque<SharedSum> {
+    let level = |number: usize, update: usize| {
+        let unit = &units[number];
         let uses = |turn: &ScheduledRun| {
             let params = &world.model.instances()[turn.instance].params;
             let own = |param: &usize| unit.members.iter().any(|member| member.param == *param);
-            world.update_of(turn.microbatch) == update && params.values().any(own)
+            let ends = timings[number].holders == 1 || !matches!(turn.part, Part::F | Part::R);
+            ends && world.update_of(timings[number], turn.microbatch) == update
+                && params.values().any(own)
         };
         let last = |&group: &usize| {
             let turn = world.stage_groups[group].turns.iter().rposition(uses)?;
             Some(world.links.levels[group][turn])
         };
-        unit.stage_groups.iter().filter_map(last).max()
+        let counts = |group: &&usize| timings[number].holders == 1 || **group == own;
+        unit.stage_groups.iter().filter(counts).filter_map(last).max()
     };
     let mut sums = Vec::new();
     for unit in (0..units.len()).filter(|&unit| units[unit].stage_groups.len() > 1) {
-        for update in 0..world.update_count(units[unit].stage_groups[0]) {
-            let level = level(&units[unit], update);
+        let count = |group: &usize| world.update_count(timings[unit], *group);
+        for update in 0..units[unit].stage_groups.iter().map(count).fold(0, usize::max) {
+            let level = level(unit, update);
             let level = level.expect("a stage group that holds a unit works on its parameters");
             sums.push(SharedSum { update, level, unit });
         }

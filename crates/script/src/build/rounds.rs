@@ -1,8 +1,9 @@
 //! Several updates in one script: what each needs besides its gradients, and the numbers of all of them.
 //!
 //! A stage group updates its weights right after the last backward of a round, and goes on at once: it waits for no
-//! other group. So loss and squares of a round are added up where they are, and one collective at the end of the
-//! script sums those of all its steps and of all groups. In an endless row of scripts even that would make groups wait: there the
+//! other group. So the loss of a round, and squares after the last one of a step, are added up where they are, and one
+//! collective at the end of the script sums those of all its steps and of all groups. Where holders of a stage take rounds
+//! in turn, each has its own. In an endless row of scripts even that would make groups wait: there the
 //! sums are carried, and the next script adds them up beside its own turns. Only where gradients are clipped must all
 //! groups agree on a norm before each update; then that collective comes in every round, and the groups wait for the slowest.
 
@@ -15,7 +16,8 @@ use super::finish::{push, push_as, whole};
 use super::norm::{self, StepNumbers};
 use super::{
     Action, Buffer, BufferId, BufferKey, Builder, Category, DType, Kind, Lane, Part, Role, Run,
-    Script, ScriptError, Source, State, Tier, TrainingScript, View, Write,
+    Script, ScriptError, Source, State, Tier, TrainingScript, UnitUpdate, VersionPlaces, View,
+    Write,
 };
 use crate::key::Number;
 use crate::updates::Updates;
@@ -24,12 +26,14 @@ use crate::updates::Updates;
 pub(super) struct Rounds<'a> {
     training: TrainingScript<'a>,
     updates: Option<&'a Updates>,
-    /// The turns that are the last of a round.
+    /// The turns that are the last of a round here, each with the round.
     last: BTreeMap<usize, usize>,
     /// For each round so far: loss and squares of this stage group.
     sums: Vec<BufferId>,
-    /// One, by which gradients are multiplied if they are not clipped.
-    one: Option<BufferId>,
+    /// By how many rounds an update takes: their share in it, by which gradients are multiplied if they are not clipped.
+    shares: BTreeMap<usize, BufferId>,
+    /// The coefficient of the last round, if gradients are clipped.
+    clipped: Option<BufferId>,
     /// The sums of the script before: as this rank carries them, and over all groups.
     before: Option<[BufferId; 2]>,
 }
@@ -42,16 +46,16 @@ impl<'a> Rounds<'a> {
     ) -> Result<Self, ScriptError> {
         let (world, updates) = (training.world, training.world.updates.as_ref());
         let turns = training.stage_group().turns.iter().enumerate();
-        // Of each update, the turn that comes last; a forward ahead belongs to a later script.
+        // Of each round, the turn that comes last; a forward ahead belongs to a later script.
         let backward = turns.filter(|(_, turn)| !matches!(turn.part, Part::F | Part::R));
-        let by_update: BTreeMap<usize, usize> =
-            backward.map(|(index, turn)| (world.update_of(turn.microbatch), index)).collect();
+        let by_round: BTreeMap<usize, usize> =
+            backward.map(|(index, turn)| (world.round_of(turn.microbatch), index)).collect();
         let last = match updates {
-            Some(_) => by_update.into_iter().map(|(update, index)| (index, update)).collect(),
+            Some(_) => by_round.into_iter().map(|(round, index)| (index, round)).collect(),
             None => BTreeMap::new(),
         };
-        let (sums, one, before) = (Vec::new(), None, None);
-        let mut rounds = Self { training: *training, updates, last, sums, one, before };
+        let (sums, shares, clipped, before) = (Vec::new(), BTreeMap::new(), None, None);
+        let mut rounds = Self { training: *training, updates, last, sums, shares, clipped, before };
         let begins = script.window.is_some_and(|window| window.part.begins_in_flight());
         if begins && training.clip.is_none() {
             let carried = rounds.packed(script, Source::Carried);
@@ -62,27 +66,61 @@ impl<'a> Rounds<'a> {
         Ok(rounds)
     }
 
-    /// Whether a round ends with a turn.
-    pub(super) fn ends(&self, turn: usize) -> bool {
-        self.last.contains_key(&turn)
+    /// The round that ends here with a turn.
+    pub(super) fn ends(&self, turn: usize) -> Option<usize> {
+        self.last.get(&turn).copied()
     }
 
-    /// Appends the sums of a round; gives what its update needs.
+    /// The updates whose gradients are complete here after a round.
+    pub(super) fn complete(&self, round: usize, versions: &VersionPlaces<'_>) -> Vec<UnitUpdate> {
+        let next = self.next(round);
+        let ended = |unit: usize| {
+            let update = |round: usize| round / versions.timing(unit).holders;
+            let ends = next.is_none_or(|next| update(next) != update(round));
+            ends.then(|| UnitUpdate { unit, update: update(round) })
+        };
+        (0..versions.units()).filter_map(ended).collect()
+    }
+
+    /// Whether a round is the last one of a step here.
+    pub(super) fn ends_step(&self, round: usize) -> bool {
+        let step = |round: usize| round / self.rounds_of_step();
+        self.next(round).is_none_or(|next| step(next) != step(round))
+    }
+
+    fn next(&self, round: usize) -> Option<usize> {
+        self.last.values().copied().filter(|other| *other > round).min()
+    }
+
+    /// Appends the sums of a round.
     pub(super) fn end(
         &mut self,
         script: &mut Script,
         state: &State,
         round: usize,
-    ) -> Result<StepNumbers, ScriptError> {
+    ) -> Result<(), ScriptError> {
         let dtype = self.training.precision.state;
         let own = number(script, Number::Sums, round, (2 * dtype.size(), Source::Script));
         let world = self.training.world;
-        let of_round = |microbatch| world.update_of(microbatch) == round;
-        norm::sums_of_group(script, state, &self.training, own, of_round)?;
+        let of_round = |microbatch| world.round_of(microbatch) == round;
+        let squares = self.training.clip.is_some() || self.ends_step(round);
+        norm::sums_of_group(script, state, &self.training, (own, squares), of_round)?;
         self.sums.push(own);
-        let coefficient = match self.training.clip {
-            None => self.unclipped(script)?,
-            Some(_) => self.clipped(script, own, round)?,
+        if self.training.clip.is_some() {
+            self.clipped = Some(self.clipped(script, own, round)?);
+        }
+        Ok(())
+    }
+
+    /// What an update needs that takes so many rounds.
+    pub(super) fn numbers(
+        &mut self,
+        script: &mut Script,
+        rounds: usize,
+    ) -> Result<StepNumbers, ScriptError> {
+        let coefficient = match self.clipped {
+            None => self.share(script, rounds)?,
+            Some(clipped) => clipped,
         };
         Ok(StepNumbers { coefficient, go: None })
     }
@@ -111,8 +149,8 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
-    /// How many updates a step has: one, unless the schedule has more.
-    fn updates_of_a_step(&self) -> usize {
+    /// How many rounds a step has: one, unless the schedule has more.
+    fn rounds_of_step(&self) -> usize {
         match self.updates {
             Some(updates) => updates.per_step(),
             None => 1,
@@ -121,8 +159,8 @@ impl<'a> Rounds<'a> {
 
     /// How many steps a script has.
     fn steps(&self) -> usize {
-        let each = self.updates_of_a_step();
-        self.training.world.update_count(self.training.at.stage_group) / each
+        let rounds = self.training.world.last_round(self.training.at.stage_group) + 1;
+        rounds.div_ceil(self.rounds_of_step())
     }
 
     /// A buffer for loss and squares of each step, as far as this rank knows them.
@@ -135,11 +173,11 @@ impl<'a> Rounds<'a> {
         script.buffer(Buffer { key, category, bytes, source, tier, padding })
     }
 
-    /// Appends loss and squares of each step from those of its rounds. A step of several updates has the mean loss of
+    /// Appends loss and squares of each step from those of its rounds here. A step of several updates has the mean loss of
     /// its micro-batches, and the norm of its last update.
     fn pack(&self, script: &mut Script, into: BufferId) -> Result<(), ScriptError> {
         let dtype = self.training.precision.state;
-        let each = self.updates_of_a_step();
+        let (all, each) = (self.rounds_of_step(), self.sums.len() / self.steps());
         let b = Builder::new("sums of each step", dtype);
         let ty = TensorType::new(dtype, vec![2]);
         let input = |i: usize| b.input(&format!("sums{i}"), Role::Loss, ty.clone());
@@ -148,7 +186,7 @@ impl<'a> Rounds<'a> {
         for step in rounds.chunks(each) {
             let losses = step.iter().map(|sums| sums.slice(0, 0, 1));
             let loss = losses.reduce(|a, x| a + x).expect("a step has a round");
-            numbers.push(if each == 1 { loss } else { loss.scale(1.0 / each as f64) });
+            numbers.push(if all == 1 { loss } else { loss.scale(1.0 / all as f64) });
             numbers.push(step[each - 1].slice(0, 1, 1));
         }
         b.port("all", Role::Scalar, b.concat(&numbers, 0));
@@ -209,18 +247,18 @@ impl<'a> Rounds<'a> {
         Ok(told + steps)
     }
 
-    fn unclipped(&mut self, script: &mut Script) -> Result<BufferId, ScriptError> {
-        if let Some(known) = self.one {
-            return Ok(known);
+    fn share(&mut self, script: &mut Script, rounds: usize) -> Result<BufferId, ScriptError> {
+        if let Some(known) = self.shares.get(&rounds) {
+            return Ok(*known);
         }
         let dtype = self.training.precision.state;
-        let b = Builder::new("one", dtype);
-        b.port("clip", Role::Scalar, b.constant(dtype, [], 1.0));
+        let b = Builder::new("share of a round", dtype);
+        b.port("clip", Role::Scalar, b.constant(dtype, [], 1.0 / rounds as f64));
         let program = self.training.world.library.placed(&b.finish()?);
-        let one = number(script, Number::Clip, 0, (dtype.size(), Source::Script));
-        push(script, "no clipping", program, vec![], &[whole(one)], None);
-        self.one = Some(one);
-        Ok(one)
+        let share = number(script, Number::Clip, rounds - 1, (dtype.size(), Source::Script));
+        push(script, "no clipping", program, vec![], &[whole(share)], None);
+        self.shares.insert(rounds, share);
+        Ok(share)
     }
 
     fn clipped(

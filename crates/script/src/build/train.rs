@@ -9,7 +9,10 @@ use super::moves::Mover;
 use super::reduce::Reducer;
 use super::rounds::Rounds;
 use super::versions::VersionPlaces;
-use super::{Script, ScriptError, State, TrainingScript, finish, norm, rescale};
+use super::{
+    Part, ScheduledRun, Script, ScriptError, State, TrainingScript, UnitUpdate, finish, norm,
+    rescale,
+};
 
 /// The script of one training step.
 pub fn train_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
@@ -41,6 +44,8 @@ struct Training<'a> {
     collector: Collector<'a>,
     reducer: Reducer<'a>,
     rounds: Rounds<'a>,
+    /// Updates whose sums over holders may still be on their way.
+    pending: Vec<UnitUpdate>,
     /// Where steps go on before the norm of the step before is known.
     ahead: Option<Ahead<'a>>,
 }
@@ -64,7 +69,7 @@ impl<'a> Training<'a> {
         let ahead = part.map(|part| Ahead::start(training, state, part, &mut binder.script));
         let ahead = ahead.transpose()?;
         let rounds = Rounds::start(training, &mut binder.script)?;
-        let reducer = Reducer::new(training, units, buffers, &mut binder);
+        let reducer = Reducer::new(training, units, buffers, &mut binder)?;
         binder.script.accumulators.iter_mut().for_each(|own| own.left = commits);
         Ok(Self {
             training: *training,
@@ -76,6 +81,7 @@ impl<'a> Training<'a> {
             versions,
             reducer,
             rounds,
+            pending: Vec::new(),
             ahead,
         })
     }
@@ -99,8 +105,10 @@ impl<'a> Training<'a> {
 
     /// One turn, with what comes before and after it.
     fn turn(&mut self, index: usize) -> Result<(), ScriptError> {
-        let Self { training, state, binder, versions, .. } = self;
-        let turn = training.stage_group().turns[index];
+        let turn = self.training.stage_group().turns[index];
+        let due = self.due(turn);
+        self.update(&due)?;
+        let Self { training, binder, versions, .. } = self;
         if let Some(ahead) = &mut self.ahead {
             ahead.before(turn, &mut binder.script, versions)?;
         }
@@ -113,10 +121,50 @@ impl<'a> Training<'a> {
         self.messenger.after(index, binder)?;
         self.collector.after(index, binder);
         self.reducer.after(index, binder)?;
-        if self.rounds.ends(index) {
-            self.reducer.end_update(versions.done(), binder)?;
-            let numbers = self.rounds.end(&mut binder.script, state, versions.done())?;
-            finish::append(&mut binder.script, state, training, numbers, versions, None)?;
+        self.rounds.ends(index).map_or(Ok(()), |round| self.end_round(round))
+    }
+
+    /// The end of a round: its sums, and the updates that it completes. Those of holders that take turns are put off
+    /// until a turn needs them, because the others are not as far; after the last round of a step all are made.
+    fn end_round(&mut self, round: usize) -> Result<(), ScriptError> {
+        self.pending.extend(self.rounds.complete(round, &self.versions));
+        let all = self.rounds.ends_step(round);
+        let in_turn = |own: &UnitUpdate| {
+            let shared = self.state.units[own.unit].stage_groups.len() > 1;
+            shared && self.versions.timing(own.unit).holders > 1
+        };
+        let now: Vec<UnitUpdate> =
+            self.pending.iter().copied().filter(|own| all || !in_turn(own)).collect();
+        self.reducer.end_updates(&now, &mut self.binder)?;
+        self.rounds.end(&mut self.binder.script, self.state, round)?;
+        self.update(&now)
+    }
+
+    /// The updates that were put off and that a turn needs: it reads the version that they make, or contributes to the
+    /// next update.
+    fn due(&self, turn: ScheduledRun) -> Vec<UnitUpdate> {
+        let params = &self.training.world.model.instances()[turn.instance].params;
+        let reads = |unit: usize| {
+            let members = &self.state.units[unit].members;
+            members.iter().any(|member| params.values().any(|param| *param == member.param))
+        };
+        let backward = !matches!(turn.part, Part::F | Part::R);
+        let due = |own: &&UnitUpdate| {
+            reads(own.unit) && (backward || !self.versions.exists(own.unit, turn))
+        };
+        self.pending.iter().filter(due).copied().collect()
+    }
+
+    /// Makes these updates.
+    fn update(&mut self, these: &[UnitUpdate]) -> Result<(), ScriptError> {
+        let Self { training, state, binder, versions, reducer, rounds, pending, .. } = self;
+        reducer.end_updates(these, binder)?;
+        pending.retain(|own| !these.contains(own));
+        for own in these {
+            let holders = versions.timing(own.unit).holders;
+            let numbers = rounds.numbers(&mut binder.script, holders)?;
+            let of = (*state, own.unit);
+            finish::append_of(&mut binder.script, of, training, numbers, versions, None)?;
         }
         Ok(())
     }
@@ -124,7 +172,9 @@ impl<'a> Training<'a> {
     /// The end of a script with one update: the norm, then the update. Or what the next script needs for both.
     fn one_update(mut self) -> Result<Script, ScriptError> {
         let (training, state) = (&self.training, self.state);
-        self.reducer.end_update(0, &mut self.binder)?;
+        let all: Vec<UnitUpdate> =
+            (0..state.units.len()).map(|unit| UnitUpdate { unit, update: 0 }).collect();
+        self.reducer.end_updates(&all, &mut self.binder)?;
         let mut script = self.binder.script;
         if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.part.previews()) {
             ahead.preview(&mut script)?;

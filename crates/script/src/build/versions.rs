@@ -13,17 +13,18 @@ use super::{
 use crate::action::VersionedBuffer;
 use crate::schedule::ScheduledRun;
 use crate::unit::Unit;
+use crate::updates::UnitTiming;
 
 /// The versions of a rank's weights.
 pub(super) struct VersionPlaces<'a> {
     world: &'a World<'a>,
     units: &'a [Unit],
     buffers: &'a [UnitBuffers],
-    /// For each unit: how many updates late its readers are.
-    delays: Vec<usize>,
-    /// Updates of the script, and how many of them are done.
-    updates: usize,
-    done: usize,
+    /// For each unit: when it is updated.
+    timings: Vec<UnitTiming>,
+    /// For each unit: its updates in the script, and how many of them are done.
+    updates: Vec<usize>,
+    done: Vec<usize>,
     /// Whether runs read previewed weights.
     previewed: bool,
 }
@@ -45,10 +46,11 @@ impl<'a> VersionPlaces<'a> {
         state: &'a State,
     ) -> Result<Self, ScriptError> {
         let State { units, buffers, .. } = state;
-        let delays = units.iter().map(|unit| world.delay(unit)).collect::<Result<_, _>>()?;
-        let updates = world.update_count(stage_group);
-        let previewed = false;
-        Ok(Self { world, units, buffers, delays, updates, done: 0, previewed })
+        let timings = units.iter().map(|unit| world.timing(unit));
+        let timings: Vec<UnitTiming> = timings.collect::<Result<_, _>>()?;
+        let updates = timings.iter().map(|own| world.update_count(*own, stage_group)).collect();
+        let (done, previewed) = (vec![0; units.len()], false);
+        Ok(Self { world, units, buffers, timings, updates, done, previewed })
     }
 
     /// The same, where runs read previewed weights.
@@ -62,7 +64,7 @@ impl<'a> VersionPlaces<'a> {
             return;
         }
         script.updates = self.world.updates.clone();
-        for (unit, &delay) in self.delays.iter().enumerate() {
+        for (unit, &UnitTiming { delay, .. }) in self.timings.iter().enumerate() {
             let aged = |age| VersionedBuffer { buffer: self.buffers[unit].aged(age), unit, age };
             script.versioned.extend((0..=delay).map(aged));
         }
@@ -85,7 +87,7 @@ impl<'a> VersionPlaces<'a> {
 
     /// Whether the version that a run reads was made already.
     pub(super) fn exists(&self, unit: usize, turn: ScheduledRun) -> bool {
-        self.version(unit, turn) <= self.done as i64
+        self.version(unit, turn) <= self.done[unit] as i64
     }
 
     /// Where the next update of a unit finds and leaves its weights. Appends the moves that make room for it.
@@ -95,8 +97,8 @@ impl<'a> VersionPlaces<'a> {
         script: &mut Script,
         dtype: DType,
     ) -> Result<NextVersion, ScriptError> {
-        let (from, next) = (self.place(unit, self.done as i64), self.done + 1);
-        let kept = self.delays[unit] + 1;
+        let (from, next) = (self.place(unit, self.done[unit] as i64), self.done[unit] + 1);
+        let kept = self.timings[unit].delay + 1;
         if next <= self.ringed(unit) {
             let into = self.buffers[unit].aged(ring(next as i64, kept));
             return Ok(NextVersion { from, into });
@@ -108,30 +110,40 @@ impl<'a> VersionPlaces<'a> {
         Ok(NextVersion { from, into: from })
     }
 
-    /// How many updates the script has so far.
-    pub(super) fn done(&self) -> usize {
-        self.done
+    /// How many units there are.
+    pub(super) fn units(&self) -> usize {
+        self.units.len()
     }
 
-    /// All units were updated.
-    pub(super) fn updated(&mut self) {
-        self.done += 1;
+    /// How many updates of a unit the script has so far.
+    pub(super) fn done(&self, unit: usize) -> usize {
+        self.done[unit]
+    }
+
+    /// When a unit is updated.
+    pub(super) fn timing(&self, unit: usize) -> UnitTiming {
+        self.timings[unit]
+    }
+
+    /// A unit was updated.
+    pub(super) fn updated(&mut self, unit: usize) {
+        self.done[unit] += 1;
     }
 
     fn version(&self, unit: usize, turn: ScheduledRun) -> i64 {
-        let update = self.world.update_of(turn.microbatch);
-        update as i64 - self.delays[unit] as i64
+        let update = self.world.update_of(self.timings[unit], turn.microbatch);
+        update as i64 - self.timings[unit].delay as i64
     }
 
     /// Updates that go around in whole turns.
     fn ringed(&self, unit: usize) -> usize {
-        self.updates - self.updates % (self.delays[unit] + 1)
+        self.updates[unit] - self.updates[unit] % (self.timings[unit].delay + 1)
     }
 
     fn place(&self, unit: usize, version: i64) -> BufferId {
-        let age = match self.done < self.ringed(unit) {
-            true => ring(version, self.delays[unit] + 1),
-            false => (self.done as i64 - version) as usize,
+        let age = match self.done[unit] < self.ringed(unit) {
+            true => ring(version, self.timings[unit].delay + 1),
+            false => (self.done[unit] as i64 - version) as usize,
         };
         self.buffers[unit].aged(age)
     }

@@ -23,7 +23,7 @@ use crate::rolling::RollingTurns;
 use crate::schedule::Part;
 use crate::stage_group::StageGroup;
 use crate::unit::Unit;
-use crate::updates::Updates;
+use crate::updates::{UnitTiming, Updates};
 
 /// A model on the stage groups of a step: which group holds what, and what groups send each other.
 #[derive(Debug)]
@@ -141,12 +141,17 @@ impl<'a> World<'a> {
         microbatch >= self.real
     }
 
-    /// The update of a script that a micro-batch contributes to, counted from 0.
-    pub(crate) fn update_of(&self, microbatch: usize) -> usize {
+    /// The round of a script that a micro-batch belongs to, counted from 0.
+    pub(crate) fn round_of(&self, microbatch: usize) -> usize {
         match &self.updates {
-            Some(updates) => updates.of(microbatch),
+            Some(updates) => updates.round_of(microbatch),
             None => 0,
         }
+    }
+
+    /// The update of a unit that a micro-batch contributes to, counted from 0.
+    pub(crate) fn update_of(&self, timing: UnitTiming, microbatch: usize) -> usize {
+        self.round_of(microbatch) / timing.holders
     }
 
     /// The forwards (instance, micro-batch) whose backwards a stage group runs in this script.
@@ -157,39 +162,50 @@ impl<'a> World<'a> {
             self.rolling.is_none_or(|rolling| microbatch < rolling.window.microbatches)
         };
         let own = forward.map(|turn| (turn.instance, turn.microbatch)).filter(move |f| ended(f.1));
-        let before = self.rolling.into_iter().flat_map(|rolling| rolling.in_flight.iter().copied());
-        own.chain(before.filter(move |(instance, _)| self.holds(stage_group, *instance)))
+        let before = self.rolling.into_iter();
+        own.chain(before.flat_map(move |rolling| rolling.in_flight[stage_group].iter().copied()))
     }
 
-    /// The key of a scalar that the host provides for an update.
-    pub(super) fn scalar_key(&self, scalar: Scalar, update: usize) -> BufferKey {
+    /// The key of a scalar that the host provides for an update, which takes so many rounds.
+    pub(super) fn scalar_key(&self, scalar: Scalar, update: usize, rounds: usize) -> BufferKey {
         match self.updates {
             None => BufferKey::Scalar(scalar),
-            Some(_) => BufferKey::UpdateScalar { scalar, update },
+            Some(_) => BufferKey::UpdateScalar { scalar, update, rounds },
         }
     }
 
-    /// How many updates a script has.
-    pub(crate) fn update_count(&self, stage_group: usize) -> usize {
+    /// The last round whose backwards a stage group runs in this script.
+    pub(crate) fn last_round(&self, stage_group: usize) -> usize {
         // A forward ahead contributes to an update of the next script.
         let turns = self.stage_groups[stage_group].turns.iter();
         let turns = turns.filter(|turn| !matches!(turn.part, Part::F | Part::R));
-        turns.map(|turn| self.update_of(turn.microbatch) + 1).fold(1, usize::max)
+        turns.map(|turn| self.round_of(turn.microbatch)).fold(0, usize::max)
     }
 
-    /// How many updates old the weights of a unit are that runs read. All its parameters have one delay, because an
-    /// update takes the gradients of all that read them.
-    pub(crate) fn delay(&self, unit: &Unit) -> Result<usize, ScriptError> {
-        let Some(updates) = &self.updates else { return Ok(0) };
+    /// How many updates of a unit a script has.
+    pub(crate) fn update_count(&self, timing: UnitTiming, stage_group: usize) -> usize {
+        self.last_round(stage_group) / timing.holders + 1
+    }
+
+    /// When a unit is updated. That is the same for all its parameters, because an update takes the gradients of all
+    /// that read them.
+    pub(crate) fn timing(&self, unit: &Unit) -> Result<UnitTiming, ScriptError> {
+        let usual = UnitTiming { delay: 0, holders: 1 };
+        let Some(updates) = &self.updates else { return Ok(usual) };
         let reads = |(_, instance): &(usize, &Instance)| {
             unit.members.iter().any(|own| instance.params.values().any(|&p| p == own.param))
         };
         let readers = self.model.instances().iter().enumerate().filter(reads);
-        let delays: BTreeSet<usize> = readers.map(|(index, _)| updates.delays[index]).collect();
-        match delays.len() {
-            0 | 1 => Ok(delays.into_iter().fold(0, usize::max)),
+        let timing = |index: usize| UnitTiming {
+            delay: updates.delays[index],
+            holders: updates.holders[index],
+        };
+        let timings: BTreeSet<UnitTiming> = readers.map(|(index, _)| timing(index)).collect();
+        match timings.len() {
+            0 | 1 => Ok(timings.into_iter().next().unwrap_or(usual)),
             _ => Err(ScriptError::Schedule(format!(
-                "`{}` is read with delays of {delays:?} updates: parameters that several stages share need one delay",
+                "`{}` is read at different times, {timings:?}: parameters that several stages share need one delay, \
+                 and as many holders",
                 unit.name
             ))),
         }

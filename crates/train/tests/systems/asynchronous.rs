@@ -186,7 +186,17 @@ fn delays_change_what_is_learnt() {
 }
 
 /// Batches and their rates, for ranks that feed themselves.
-struct Steps(Vec<Batch>);
+pub(crate) struct Steps(Vec<Batch>);
+
+impl Steps {
+    pub(crate) fn new(batches: Vec<Batch>) -> Self {
+        Self(batches)
+    }
+
+    pub(crate) fn rate(step: u64) -> f64 {
+        rate(step)
+    }
+}
 
 impl BatchSource for Steps {
     fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()> {

@@ -20,6 +20,7 @@ mod fsdp;
 mod gpu;
 mod grids;
 mod half;
+mod holders;
 mod in_flight;
 mod operators;
 mod optimizers;

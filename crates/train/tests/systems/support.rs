@@ -102,9 +102,17 @@ fn try_load(model: &[&str], sets: &[&str]) -> Result<Loaded> {
 }
 
 fn from_preset(preset: &str, own: &[&str], sets: &[&str]) -> Result<Loaded> {
-    let sources =
-        own.iter().chain(sets).fold(Sources::default().preset(preset), |s, set| s.set(*set));
-    Config::load(&sources)
+    Config::load(&sources(preset, own, sets))
+}
+
+fn sources(preset: &str, own: &[&str], sets: &[&str]) -> Sources {
+    own.iter().chain(sets).fold(Sources::default().preset(preset), |s, set| s.set(*set))
+}
+
+/// What a small model's configuration is read from.
+pub(crate) fn llama_sources(sets: &[&str]) -> Sources {
+    let own: Vec<&str> = LLAMA.iter().chain(&BOTH).copied().collect();
+    sources("tiny", &own, sets)
 }
 
 pub(crate) fn shared(strategy: impl Strategy + Send + Sync + 'static) -> SharedStrategy {

@@ -1,0 +1,245 @@
+//! PipeDream with stages that several stage groups hold (Narayanan et al., 2019): they take micro-batches in turn.
+//!
+//! A stage that takes twice as long as others gets two holders; micro-batch i goes to holder i mod 2, forward and backward.
+//! When every holder of a stage has ended a backward, all of them update by the mean of their gradients, so they have equal weights at
+//! every version. A holder of stage s starts with ⌈groups from s on ÷ holders of s⌉ forwards, as many as keep it and
+//! those after it busy. The last holder of a round ends its backward later than the first, who would wait for it if it read
+//! the newest weights: where that costs time, such a stage reads weights that are one update older.
+//!
+//! Which of that is needed is found by simulation, with stages that take as long as they have holders: no holder may
+//! wait once the pipeline is full. Where one forward more on the first stage is not enough, round robin cannot feed the holders.
+
+use phalanx_script::Updates;
+
+use super::rolling::rolling;
+use crate::costs::{Times, TurnCosts};
+use crate::error::{PipelineError, Result};
+use crate::flow;
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+use crate::simulate::simulate;
+use crate::turn::Turns;
+use crate::words::{counted, listed};
+
+/// PipeDream over stages with these numbers of holders, for steps of `m` micro-batches each.
+pub fn round_robin(holders: &[usize], m: usize, steps: usize) -> Result<Schedule> {
+    legal(holders, m)?;
+    match Feeding::of(holders)? {
+        Some(feeding) => feeding.schedule(holders, m, m * steps),
+        None => Err(PipelineError::Shape {
+            what: format!("round robin cannot feed the holders {}", listed(holders)),
+            why: format!(
+                "even with {} in flight on the first stage, one more than usual, some would wait for micro-batches \
+                 all the time",
+                counted(Feeding::usual(holders, 0).ahead[0] + 2, "micro-batch")
+            ),
+            nearest: nearest(holders, m),
+        }),
+    }
+}
+
+/// How many forwards holders are ahead, and how old the weights are that they read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Feeding {
+    /// By stage: how many forwards a holder is ahead of its backwards.
+    ahead: Vec<usize>,
+    /// By stage: how many updates late it is.
+    delays: Vec<usize>,
+}
+
+impl Feeding {
+    /// The least with which no holder waits, if there is one.
+    fn of(holders: &[usize]) -> Result<Option<Self>> {
+        if holders.iter().all(|count| *count == 1) {
+            return Ok(Some(Self::usual(holders, 0)));
+        }
+        for (more, older) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let mut found = Self::usual(holders, older);
+            found.ahead[0] += more;
+            found.delays[0] += more;
+            if found.feeds(holders)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As many forwards as there are holders to keep busy, where stages with several holders read weights that are so many
+    /// updates older.
+    fn usual(holders: &[usize], older: usize) -> Self {
+        let first = |s: usize| holders[s..].iter().sum::<usize>().div_ceil(holders[s]);
+        let ahead: Vec<usize> = (0..holders.len()).map(|s| first(s) - 1).collect();
+        let late = |(ahead, count): (&usize, &usize)| ahead + if *count > 1 { older } else { 0 };
+        Self { delays: ahead.iter().zip(holders).map(late).collect(), ahead }
+    }
+
+    /// Whether no holder waits in the middle of a long row, if a stage takes as long as it has holders.
+    fn feeds(&self, holders: &[usize]) -> Result<bool> {
+        let round = common(holders);
+        let all = round * ROUNDS.max(LEAST.div_ceil(round));
+        let schedule = self.schedule(holders, round, all)?;
+        if !flow::walk(&schedule, |_| ()) {
+            return Ok(false);
+        }
+        let times = |count: &usize| {
+            let t = *count as f64;
+            Times { f: t, b: t, w: t }
+        };
+        let times = holders.iter().map(times).collect();
+        let timeline = simulate(&schedule, &TurnCosts::uneven(times, 0.0)?)?;
+        let (half, more) = (all / round / 2 * round, all / round * 3 / 4 * round);
+        // When the first stage has ended so many micro-batches.
+        let ended = |count: usize| {
+            let turns = timeline.stage_groups[..holders[0]].iter().flatten();
+            let own = turns.filter(|timed| timed.turn.microbatch < count);
+            own.map(|timed| timed.end).fold(0.0, f64::max)
+        };
+        let each = (ended(more) - ended(half)) / (more - half) as f64;
+        Ok(each <= 3.0 * (1.0 + 1e-9))
+    }
+
+    /// The turns of `all` micro-batches, in steps of `m`.
+    fn schedule(&self, holders: &[usize], m: usize, all: usize) -> Result<Schedule> {
+        let place = Placement::held_by(holders)?;
+        let held = place.clone();
+        let turns = |group: usize| -> Turns {
+            let own = held.held(group, 0).expect("each stage group holds a stage");
+            let each = holders[own.stage];
+            let count = all.saturating_sub(own.replica).div_ceil(each);
+            rolling(self.ahead[own.stage], count).every(each, own.replica)
+        };
+        let schedule = Schedule::new("pipedream", all, place, turns)?;
+        let holders = holders.to_vec();
+        Ok(schedule.updating(Updates { holders, ..Updates::new(m, 1, self.delays.clone()) }))
+    }
+}
+
+/// How many rounds of all holders are simulated, and the least micro-batches.
+const ROUNDS: usize = 8;
+const LEAST: usize = 64;
+
+/// Refuses holders among whom a step's micro-batches cannot be distributed.
+fn legal(holders: &[usize], m: usize) -> Result<()> {
+    let refuse = |what: String, why: &str, nearest: String| {
+        Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
+    };
+    if let Some(stage) = holders.iter().position(|count| *count == 0) {
+        let least: Vec<usize> = holders.iter().map(|count| (*count).max(1)).collect();
+        return refuse(
+            format!("the holders {} leave stage {stage} to nobody", listed(holders)),
+            "each stage needs a holder",
+            format!("holders {}", listed(&least)),
+        );
+    }
+    let Some(stage) = holders.iter().position(|count| !m.is_multiple_of(*count)) else {
+        return Ok(());
+    };
+    let count = holders[stage];
+    let round = common(holders);
+    let fewer = (1..=count).rev().find(|count| m.is_multiple_of(*count)).unwrap_or(1);
+    let mut other = holders.to_vec();
+    other[stage] = fewer;
+    refuse(
+        format!("{} holders cannot take {} in turn", count, counted(m, "micro-batch")),
+        &format!(
+            "an update of stage {stage} takes a micro-batch of each holder, and a step whole updates"
+        ),
+        format!(
+            "{}, or holders {}",
+            counted(m.next_multiple_of(round), "micro-batch"),
+            listed(&other)
+        ),
+    )
+}
+
+/// Holders that can be fed and differ the least: fewer before more, later stages first.
+fn nearest(holders: &[usize], m: usize) -> String {
+    let ones = vec![1; holders.len()];
+    let mut reached = vec![holders.to_vec()];
+    for _ in 0..NEAR {
+        let mut next: Vec<Vec<usize>> = Vec::new();
+        for from in &reached {
+            for stage in (0..from.len()).rev() {
+                for count in [from[stage].saturating_sub(1), from[stage] + 1] {
+                    let mut other = from.clone();
+                    other[stage] = count;
+                    next.push(other);
+                }
+            }
+        }
+        // Fewer holders are always there; more may not be.
+        next.sort_by_key(|other| other.iter().sum::<usize>() > holders.iter().sum());
+        let fed = |other: &&Vec<usize>| {
+            legal(other, m).is_ok() && Feeding::of(other).is_ok_and(|found| found.is_some())
+        };
+        if let Some(found) = next.iter().find(fed) {
+            return format!("holders {}", listed(found));
+        }
+        reached = next;
+    }
+    format!("holders {}", listed(&ones))
+}
+
+/// How many changes of one holder are tried.
+const NEAR: usize = 2;
+
+/// After how many micro-batches all holders are first in turn again.
+fn common(holders: &[usize]) -> usize {
+    fn divisor(a: usize, b: usize) -> usize {
+        if b == 0 { a } else { divisor(b, a % b) }
+    }
+    holders.iter().fold(1, |all: usize, count| {
+        (all / divisor(all, *count).max(1)).saturating_mul(*count).max(1)
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+
+    /// By hand: two holders of the first stage take even and odd micro-batches.
+    #[test]
+    fn holders_take_micro_batches_in_turn() {
+        let schedule = round_robin(&[2, 1], 4, 1).unwrap();
+        let words = "0: F0 F2 BW0 BW2\n1: F1 F3 BW1 BW3\n2: F0 BW0 F1 BW1 F2 BW2 F3 BW3\n";
+        assert_eq!(schedule.to_string(), words);
+        let versions = |group: usize| -> Vec<usize> {
+            schedule.turns(group).iter().map(|turn| turn.version).collect()
+        };
+        assert_eq!([versions(0), versions(2)], [vec![0; 4], vec![0, 0, 1, 1, 2, 2, 3, 3]]);
+    }
+
+    /// With stages that take as long as they have holders, these are fed with the usual forwards, or with one more.
+    #[test]
+    fn forwards_are_as_few_as_feed_all_holders() {
+        for (holders, ahead, delays) in [
+            (vec![2, 1], vec![1, 0], vec![1, 0]),
+            (vec![7, 1], vec![1, 0], vec![1, 0]),
+            (vec![2, 2], vec![1, 0], vec![1, 0]),
+            (vec![2, 1, 1], vec![1, 1, 0], vec![2, 1, 0]),
+            (vec![4, 2, 1], vec![1, 1, 0], vec![2, 2, 0]),
+            (vec![1, 2], vec![2, 0], vec![2, 1]),
+            (vec![9, 5, 1, 1], vec![2, 1, 1, 0], vec![3, 2, 1, 0]),
+            (vec![1, 2, 1], vec![4, 1, 0], vec![4, 2, 0]),
+            (vec![1, 1, 1], vec![2, 1, 0], vec![2, 1, 0]),
+        ] {
+            let found = Feeding::of(&holders).unwrap();
+            assert_eq!(found, Some(Feeding { ahead, delays }), "{holders:?}");
+        }
+        assert_eq!(Feeding::of(&[1, 3, 1]).unwrap(), None);
+    }
+
+    #[test]
+    fn holders_that_cannot_be_fed_are_refused() {
+        let said = |holders: &[usize], m| round_robin(holders, m, 1).unwrap_err().to_string();
+        let starved = said(&[1, 3, 1], 6);
+        assert!(starved.contains("cannot feed the holders 1-3-1"), "{starved}");
+        assert!(starved.contains("holders 1-2-1"), "{starved}");
+        let odd = said(&[2, 1], 3);
+        assert!(odd.contains("2 holders cannot take 3 micro-batches"), "{odd}");
+        assert!(odd.contains("4 micro-batches, or holders 1-1"), "{odd}");
+        let none = said(&[2, 0], 4);
+        assert!(none.contains("leave stage 1 to nobody") && none.contains("2-1"), "{none}");
+    }
+}
