@@ -227,6 +227,47 @@ impl ParallelConfig {
     }
 }
 
+/// What the room for rows is a multiple of the even share by, where nobody says.
+const USUAL_SLACK: f64 = 1.25;
+
+impl ParallelConfig {
+    /// The first bound of the room for rows of dropless experts, as a multiple of the even share; none: room for the
+    /// worst choices. Updates that do not wait for all ranks cannot be taken back.
+    pub fn slack(&self) -> Option<f64> {
+        let waits = self.updates_wait() && !self.post_validation;
+        Some(self.expert_slack.get()).filter(|slack| waits && *slack > 0.0)
+    }
+
+    /// Rejects room that would have no effect, or that is less than the even share.
+    fn check_slack(&self, dropless: bool, values: &mut Values) {
+        const SLACK: &str = "parallel.expert_slack";
+        let (slack, ep) = (self.expert_slack.get(), self.ep.get());
+        values.rule(&[SLACK], slack == 0.0 || slack >= 1.0, || {
+            Problem::new(format!("{SLACK} = {slack} is less than the even share"))
+                .because("no choices of experts would need so little room on every rank")
+                .nearest(format!("{SLACK} = 1, or 0 for the worst choices"))
+        });
+        // A run's folder holds all keys.
+        let given = slack != USUAL_SLACK;
+        values.rule(&[SLACK, "parallel.ep"], !given || ep > 1, || {
+            Problem::new(format!("{SLACK} = {slack} has no effect with parallel.ep = 1"))
+                .because("every rank has all experts, and so as many rows as its tokens choose")
+                .fix(format!("parallel.ep = 2, or leave {SLACK} out"))
+        });
+        values.rule(&[SLACK, "model.capacity"], !given || ep == 1 || dropless, || {
+            Problem::new(format!("{SLACK} = {slack} has no effect with a model.capacity above 0"))
+                .because("places are as many as the capacity says, and tokens beyond are dropped")
+                .fix(format!("model.capacity = 0, or leave {SLACK} out"))
+        });
+        let waits = self.updates_wait() && !self.post_validation;
+        values.rule(&[SLACK, "parallel.schedule"], !given || slack == 0.0 || waits, || {
+            Problem::new(format!("{SLACK} = {slack} needs updates that wait for all ranks"))
+                .because("a step that lacked room is taken again, and with this schedule some of it has been applied")
+                .fix(format!("{SLACK} = 0, or parallel.schedule = \"1f1b\" without parallel.post_validation"))
+        });
+    }
+}
+
 impl Config {
     /// Rejects weights that are gathered for packed rows, and an order of calls that would have no effect or that a
     /// GPU does not keep.
@@ -240,6 +281,7 @@ impl Config {
             .because("rows that are packed by expert are divided by expert")
             .fix("model.capacity = 1.25, or parallel.expert_exchange = \"all-to-all\"")
         });
+        self.parallel.check_slack(packed, values);
         let (ep, lina) =
             (self.parallel.ep.get(), self.parallel.comm_priority == CommPriority::Lina);
         values.rule(&["parallel.comm_priority", "parallel.ep"], !lina || ep > 1, || {

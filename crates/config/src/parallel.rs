@@ -8,7 +8,7 @@ use super::context::{CpKind, CpOrder};
 use super::experts::{CommPriority, ExchangeKind};
 use super::holders::{PipelineSplit, PlanKind, StageCounts};
 use super::key::section;
-use super::setting::{Count, Positive, Setting, choice, quoted, words};
+use super::setting::{Count, NonNegative, Positive, Setting, choice, quoted, words};
 use super::sync::{SyncKind, SyncMomentum};
 use super::tensor::usual_rows;
 use super::values::Values;
@@ -29,6 +29,9 @@ section! {
         ep: Count = "1"; aka "expert_parallel" "expert_model_parallel_size" "expert_parallel_degree" "ep_size",
         /// How tokens meet the experts of other ranks.
         expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
+        /// Room for the rows of dropless experts that a rank gets, as a multiple of its even share. A step that
+        /// lacks room changes nothing and is taken again with twice as much. 0: for the worst choices.
+        expert_slack: NonNegative = "1.25"; aka "moe_expert_rank_capacity_factor" "expert_rank_capacity_factor",
         /// Which calls between ranks go first. lina: exchanges of tokens, before reductions of gradients.
         comm_priority: CommPriority = "none"; aka "all_to_all_priority",
         /// ZeRO stage: what data-parallel ranks shard (1: optimizer state, 2: also gradients, 3:
@@ -326,6 +329,11 @@ impl ParallelConfig {
     /// Whether all gradients of an update exist at some moment, so that they have a norm.
     pub(crate) fn has_norm(&self) -> bool {
         self.schedule != PipelineSchedule::Named(NamedSchedule::PipeDream)
+    }
+
+    /// Whether updates wait until all ranks have taken a step.
+    pub(crate) fn updates_wait(&self) -> bool {
+        !matches!(self.schedule, PipelineSchedule::Named(named) if named.is_asynchronous())
     }
 
     /// Ranks of the whole run.

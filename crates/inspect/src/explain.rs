@@ -30,7 +30,7 @@ use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::host;
 use phalanx_session::network::{Network, describe_step};
-use phalanx_session::{Command, Lowered, Planner, Reply, Settings};
+use phalanx_session::{Bound, Command, Lowered, Planner, Reply, Rooms, Settings};
 
 /// How many buffers the memory table lists.
 const LARGEST: usize = 12;
@@ -67,6 +67,8 @@ pub struct Explanation {
     place: usize,
     /// What this rank moves in a step.
     moved: BTreeMap<Route, Moved>,
+    /// How much room there is for rows of experts, where it is bounded.
+    rooms: Option<Rooms>,
     header: String,
     /// What each rank holds, as an SVG, if it was asked for.
     drawing: Option<String>,
@@ -96,7 +98,13 @@ impl Explanation {
             }
             false => None,
         };
-        let header = format!("# {described}\n# a step: {}\n\n", describe_step(&loaded.config));
+        let rooms = planner.rooms()?;
+        let about_rooms = rooms.as_ref().map(|own| format!("# {}\n", own.describe()));
+        let header = format!(
+            "# {described}\n# a step: {}\n{}\n",
+            describe_step(&loaded.config),
+            about_rooms.unwrap_or_default()
+        );
         let moved = traffic(&script);
         let (mesh, place) = (lowered.whole_mesh()?, lowered.at(focus.rank).rank);
         let explanation = Self {
@@ -110,6 +118,7 @@ impl Explanation {
             mesh,
             place,
             moved,
+            rooms,
             header,
             drawing,
         };
@@ -169,6 +178,11 @@ impl Explanation {
         if self.is_whole() {
             lines.extend(actions_json(&self.script).map(|action| json!({"action": action})));
             lines.push(communication());
+            lines.extend(self.rooms.as_ref().map(|Rooms { even, bounds }| {
+                let bound = |own: &Bound| json!({"rows": own.rows, "arena": own.arena});
+                let bounds: Vec<Value> = bounds.iter().map(bound).collect();
+                json!({"rooms": {"even": even, "bounds": bounds}})
+            }));
             if let Some((script, when)) = &self.average {
                 let actions: Vec<Value> = actions_json(script).collect();
                 let communication = moved::rows(&traffic(script));

@@ -132,9 +132,10 @@ pub fn verify_as(
     let mut models = network.models(config, false)?;
     let alone = settings.parallel.replica_count() == 1;
     let (microbatches, scaled) = (settings.microbatches, settings.scaling.is_some());
-    let mut routing = alone.then(|| Routing::expose(&mut models.train, microbatches)).flatten();
+    let mut routing = alone.then(|| Routing::expose(&mut models, microbatches)).flatten();
     let settings = settings.measured(&models)?;
-    let mut one = Alone::new(&network, &models, &settings)?;
+    // One rank has room for all rows from the start, so the steps that ranks take again are compared with steps that are not.
+    let mut one = Alone::new(&network, &models.with_all_room(), &settings)?;
     let reference = one.describe(settings.device);
     let requirements = backend.requirements(settings.units);
     let lowered = Lowered::for_engine(&models, settings, requirements)?;
@@ -354,14 +355,14 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
 /// Planned and written bytes of each category; and the ranks where these differ.
 fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Mismatch>)> {
     let observed = session.observe()?;
+    let planned: Vec<_> = session.planned().collect();
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
     let mut mismatches = Vec::new();
     for (rank, observed) in observed.iter().enumerate() {
-        let planned = &session.planned()[rank];
         for ((row, (category, written)), (_, planned)) in
-            rows.iter_mut().zip(&observed.peaks).zip(planned)
+            rows.iter_mut().zip(&observed.peaks).zip(planned[rank])
         {
             let planned = *planned;
             if planned != *written {

@@ -30,6 +30,8 @@ pub mod port {
     pub const CHOSEN: &str = "experts.chosen";
     /// Probe: how many of them found a place, if some may not.
     pub const PLACED: &str = "experts.placed";
+    /// Loss, where rooms are bounded: the rows that found no room. It is no part of what is minimised.
+    pub const LACKING: &str = "experts.lacking";
     /// Probe, where a caller asks for it: the slot of each token's choices, `[batch, groups, tokens, choices]`.
     pub const SLOT: &str = "experts.slot";
     /// The boundary value between segments.
@@ -69,6 +71,11 @@ pub trait Architecture {
     /// How many tokens at the beginning of each sample are read and not predicted, of so many.
     fn unpredicted(&self, _seq: usize) -> usize {
         0
+    }
+
+    /// The same network with more room for the rows of experts, if it bounds that.
+    fn with_more_room(&self) -> Option<Box<dyn Architecture>> {
+        None
     }
 
     /// The specification of this model at Hugging Face; `None` if it is unknown there.

@@ -9,10 +9,13 @@
 //!
 //! Costs: products of `experts · capacity` rows for each group, which is `top_k · capacity factor` per
 //! token. Without dropping (MegaBlocks: Gale et al., 2022) rows are packed by expert: products of `top_k`
-//! rows per token, whatever is chosen. Where experts are divided among ranks, each has room for the worst
-//! choices, and multiplies the rows that there are.
+//! rows per token, whatever is chosen. Where experts are divided among ranks, each has room for so many rows
+//! (`experts/room.rs`), and multiplies those that there are.
 
-use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind, Queue};
+mod losses;
+mod room;
+
+use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind};
 use phalanx_ir::{Builder, Init, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
@@ -29,6 +32,12 @@ pub struct Experts {
     pub capacity: Option<f64>,
     /// Among how many ranks experts are divided, where nobody is dropped: rows are packed for each of them.
     pub parts: usize,
+    /// Room for the rows of each such rank in training, as a multiple of their even share; none: for the worst choices.
+    /// A step that lacks room is taken again with more.
+    pub slack: Option<f64>,
+    /// Into how many regions, one after the other, the samples of a batch are packed for each such rank: as many as
+    /// data-parallel ranks; none: into one for each group of tokens.
+    pub regions: Option<usize>,
     /// Tokens that share places; `None`: a sequence.
     pub group: Option<usize>,
     /// Inner width of an expert.
@@ -149,6 +158,8 @@ impl Experts {
             router,
             capacity: Some(1.25),
             parts: 1,
+            slack: None,
+            regions: None,
             group: None,
             ffn,
             every: 1,
@@ -210,14 +221,14 @@ impl Experts {
         let stands = self.stands(gates, purpose);
         let packed = self.is_packed(purpose);
         let slot = (!packed).then(|| index.assign(count, capacity, stands));
-        if purpose == Purpose::Train {
-            let chosen = match stands {
-                None => index.histogram(count, 1, chances.dtype()),
-                // With a place for every token, only choices that don't stand have none.
-                Some(_) => {
-                    index.assign(count, tokens, stands).histogram(count, tokens, chances.dtype())
-                }
-            };
+        let chosen = (purpose == Purpose::Train).then(|| match stands {
+            None => index.histogram(count, 1, chances.dtype()),
+            // With a place for every token, only choices that don't stand have none.
+            Some(_) => {
+                index.assign(count, tokens, stands).histogram(count, tokens, chances.dtype())
+            }
+        });
+        if let Some(chosen) = chosen {
             self.balance(b, chances, index, places);
             self.restrain(b, logits, seq);
             b.probe(port::CHOSEN, chosen);
@@ -236,8 +247,12 @@ impl Experts {
                 inner.einsum(down, "ebncf,efd->ebncd").combine(slot, gates)
             }
             None => {
-                let of = Queue { experts: count, parts: self.parts };
-                let (rows, slot, counts) = x.queue(index, of, stands);
+                let shape = self.regions_of([batch, groups, tokens]);
+                let wide = |x: Tensor<'b>, last| x.reshape([shape[0], shape[1], shape[2], last]);
+                let [index, gates] = [index, gates].map(|x| wide(x, k));
+                let (of, stands) = (self.queue(shape[2], purpose), stands.map(|x| wide(x, k)));
+                let (rows, slot, counts) = wide(x, width).queue(index, of, stands);
+                chosen.into_iter().for_each(|chosen| self.tell_lacking(b, chosen, slot, of));
                 let product = |w| rows.grouped_matmul(w, counts);
                 let inner = product(gate).silu() * product(up);
                 inner.grouped_matmul(down, counts).combine(slot, gates)
@@ -315,51 +330,6 @@ impl Experts {
         }
     }
 
-    /// Adds the balancing loss, experts · Σ f·p: f is an expert's share of the choices and p its mean
-    /// probability. It is 1 where both are even. Counts have no gradient, probabilities do.
-    ///
-    /// Switch counts the one choice of a token, GShard the first; otherwise all count.
-    fn balance<'b>(&self, b: &'b Builder, chances: Tensor<'b>, index: Tensor<'b>, places: Places) {
-        if self.aux_loss == 0.0 {
-            return;
-        }
-        let (index, choices) = match self.router {
-            Router::GShard => (chances.top_k(1).1, 1),
-            Router::Switch | Router::TopK { .. } | Router::Noisy { .. } => {
-                (index, self.router.choices())
-            }
-        };
-        let (batch, chance) = (chances.shape()[0], chances.sum(&[2]));
-        let load = index.histogram(self.count, 1, chances.dtype());
-        // A loss for each group of a sample, or one for all: of how many tokens, and how much of the
-        // mean over samples it is.
-        let (load, chance, tokens, weight) = match self.aux_scope {
-            AuxScope::Group => (load, chance, places.tokens, 1.0 / places.groups as f64),
-            AuxScope::MicroBatch => {
-                let tokens = batch * places.groups * places.tokens;
-                (load.sum(&[0, 1]), chance.sum(&[0, 1]), tokens, batch as f64)
-            }
-        };
-        let shares = (tokens * choices) as f64 * tokens as f64;
-        let scale = self.aux_loss * weight * self.count as f64 / shares;
-        let total = (load * chance).sum_all().scale(scale);
-        b.loss("aux", total * b.scalar(port::INV_SAMPLES));
-    }
-
-    /// Adds the z-loss: the mean over tokens of the squared log-sum-exp of their logits.
-    fn restrain<'b>(&self, b: &'b Builder, logits: Tensor<'b>, seq: usize) {
-        if self.z_loss == 0.0 {
-            return;
-        }
-        let shape = logits.shape();
-        // −log p of the likeliest expert, plus its logit.
-        let (most, index) = logits.top_k(1);
-        let rows = [shape[0], shape[1], shape[2]];
-        let total = logits.cross_entropy(index.reshape(rows)) + most.reshape(rows);
-        let mean = total.square().sum_all().scale(self.z_loss / seq as f64);
-        b.loss("z", mean * b.scalar(port::INV_SAMPLES));
-    }
-
     /// Where logits of any sequence are wanted, nobody is dropped: a place that a later token's
     /// first choice takes from an earlier one's second would show the future.
     fn places(&self, seq: usize, purpose: Purpose) -> Places {
@@ -393,6 +363,7 @@ impl Experts {
         let group = self.group.unwrap_or(seq);
         check.sizes(&[experts, ffn, ("top_k", k), ("moe_every", self.every), ("group", group)])?;
         check.sizes(&[("parts", self.parts)])?;
+        self.slack.map_or(Ok(()), |slack| check.positive("slack", slack))?;
         check.that(k <= count, || {
             format!(
                 "top_k = {k} of experts = {count}: a token takes an expert once; at most {count}"

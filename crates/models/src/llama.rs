@@ -175,6 +175,11 @@ impl Architecture for Llama {
         Ok(chain.finish())
     }
 
+    fn with_more_room(&self) -> Option<Box<dyn Architecture>> {
+        let experts = self.experts.as_ref()?.with_more_room()?;
+        Some(Box::new(Self { experts: Some(experts), ..self.clone() }))
+    }
+
     fn spec(&self) -> Option<ModelSpec> {
         let base = self.spec.clone();
         Some(match &self.experts {

@@ -80,7 +80,7 @@ impl Subject {
             Subject::Model(model) => {
                 let evaluate = all.then(|| once(model.clone()));
                 let predict = if all { predicting(model)?.map(once) } else { None };
-                Ok((Models { train: model.clone(), evaluate, predict }, None))
+                Ok((Models { evaluate, predict, ..Models::trained(model.clone()) }, None))
             }
             Subject::Architecture(architecture) => {
                 let (batch, parts) = (asked.batch.unwrap_or(32), asked.microbatches);
@@ -96,7 +96,7 @@ impl Subject {
                 }
                 let shape = BatchShape { batch: batch / pieces, seq: asked.seq_len };
                 let build = |purpose| architecture.build(shape, asked.compute, purpose);
-                let mut models = Models::trained(build(Purpose::Train)?);
+                let mut models = Models::of(&**architecture, shape, asked.compute)?;
                 if all {
                     models.evaluate = Some(once(build(Purpose::Evaluate)?));
                     models.predict = Some(once(build(Purpose::Predict)?));

@@ -145,8 +145,10 @@ pub enum Number {
     GradNorm,
     /// The coefficient by which gradients are multiplied.
     Clip,
-    /// Whether all gradients were finite, 1 or 0; otherwise the step changes nothing.
+    /// Whether all gradients were finite and all rows of experts had room, 1 or 0; otherwise the step changes nothing.
     Go,
+    /// How many rows of experts found no room, in layers and micro-batches together.
+    Lacking,
     /// The scale that the loss had.
     LossScale,
     /// A stage group's share of loss and squared norm.
@@ -185,6 +187,16 @@ impl Scalar {
     }
 }
 
+impl Number {
+    /// The number that a model's loss of this name counts into: what has its own is no part of what is minimised.
+    pub fn of_loss(name: &str) -> Self {
+        if name == LACKING { Number::Lacking } else { Number::Loss }
+    }
+}
+
+/// The loss that tells how many rows of experts found no room.
+const LACKING: &str = "experts.lacking";
+
 impl fmt::Display for StateKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -205,6 +217,7 @@ impl fmt::Display for Number {
             Number::GradNorm => "grad_norm",
             Number::Clip => "clip",
             Number::Go => "go",
+            Number::Lacking => "lacking",
             Number::LossScale => "loss_scale",
             Number::Sums => "sums",
         })

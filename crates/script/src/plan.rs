@@ -30,6 +30,9 @@ pub enum ScriptKey {
     Roll(RollPart),
     /// One of several optimizer steps that do not wait for each other's norm.
     Ahead(AheadPart),
+    /// One optimizer step, with more room for the rows of experts than [`ScriptKey::Train`] has: which one of the larger
+    /// bounds, counted from 1.
+    Roomier(u8),
     /// One optimizer step, beside which the state from before it is saved.
     SaveAndTrain,
     /// Saves the state.
@@ -44,7 +47,7 @@ pub enum ScriptKey {
 
 impl ScriptKey {
     /// Every key.
-    pub const ALL: [ScriptKey; 12] = [
+    pub const ALL: [ScriptKey; 19] = [
         ScriptKey::Train,
         ScriptKey::Roll(RollPart::First),
         ScriptKey::Roll(RollPart::Middle),
@@ -52,12 +55,22 @@ impl ScriptKey {
         ScriptKey::Ahead(AheadPart::First),
         ScriptKey::Ahead(AheadPart::Middle),
         ScriptKey::Ahead(AheadPart::Last),
+        ScriptKey::Roomier(1),
+        ScriptKey::Roomier(2),
+        ScriptKey::Roomier(3),
+        ScriptKey::Roomier(4),
+        ScriptKey::Roomier(5),
+        ScriptKey::Roomier(6),
+        ScriptKey::Roomier(7),
         ScriptKey::SaveAndTrain,
         ScriptKey::Save,
         ScriptKey::Evaluate,
         ScriptKey::Predict,
         ScriptKey::Average,
     ];
+
+    /// How many larger bounds there may be.
+    pub const BOUNDS: u8 = 7;
 
     /// The script that says where this one finds what is carried.
     fn carries_as(self) -> Option<ScriptKey> {

@@ -16,7 +16,7 @@ use phalanx_script::{Category, Moved, Outcome, Part, Route, ScheduledRun, Script
 use super::command::{Exposed, Measured, Reply, StatePiece, StateRange, StepReply};
 use super::save::SavedFiles;
 use super::traced::{Traced, TracedStep};
-use super::{StepResult, StepScale};
+use super::{StepResult, StepRoom, StepScale};
 
 /// A value that can be written as bytes and read back.
 pub(super) trait Code: Sized {
@@ -193,7 +193,8 @@ macro_rules! fields {
 pub(super) use fields;
 
 fields! {
-    StepResult { loss, grad_norm, scaling, repeated }
+    StepResult { loss, grad_norm, scaling, repeated, room }
+    StepRoom { bound, repeats, lacking }
     StepScale { loss_scale, overflowed, skipped }
     StepReply { result, outcome, traced }
     TracedStep { script, actions }
@@ -399,7 +400,9 @@ mod tests {
         let traced = Traced { label, turn, peers: vec![1, 3], value, bytes: 64, times, kernels };
         let step = TracedStep { script: ScriptKey::SaveAndTrain, actions: vec![traced] };
         let scaling = Some(StepScale { loss_scale: 8.0, overflowed: true, skipped: 3 });
-        let result = StepResult { loss: -0.0, grad_norm: f64::INFINITY, scaling, repeated: true };
+        let room = StepRoom { bound: 2, repeats: 1, lacking: 17 };
+        let (loss, grad_norm, repeated) = (-0.0, f64::INFINITY, true);
+        let result = StepResult { loss, grad_norm, scaling, repeated, room };
         let outcome = Outcome::Repeat(ScriptKey::Train);
         let piece = StatePiece { first: 7, dtype: DType::Bf16, bytes: vec![1, 2, 255] };
         let peaks = vec![(Category::Weights, 5), (Category::Inputs, 0)];
@@ -420,7 +423,7 @@ mod tests {
             Reply::Shown(Some(Exposed { shape: vec![2, 3], pieces: vec![piece.clone()] })),
             Reply::Pieces(vec![piece]),
             Reply::Scalars(vec![("loss_scale".to_owned(), 0.5)]),
-            Reply::Observed(Box::new(Observed { peaks, peaks_by_tier })),
+            Reply::Observed(Box::new((1, Observed { peaks, peaks_by_tier }))),
             Reply::Measured(Box::new(measured)),
         ]
     }

@@ -219,8 +219,8 @@ pub enum Reply {
     Scalars(Vec<(String, f64)>),
     /// The files that it has written.
     Saved(SavedFiles),
-    /// Which bytes were written.
-    Observed(Box<Observed>),
+    /// Which bytes were written in a step with this bound of the room for rows of experts.
+    Observed(Box<(usize, Observed)>),
     /// What was counted.
     Measured(Box<Measured>),
 }
@@ -254,7 +254,7 @@ impl Reply {
         file
     }
 
-    pub(super) fn into_observed(self) -> Observed {
+    pub(super) fn into_observed(self) -> (usize, Observed) {
         let Reply::Observed(observed) = self else { panic!("{OTHER}: {self:?}") };
         *observed
     }

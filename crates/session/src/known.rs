@@ -8,7 +8,8 @@ use phalanx_ir::Param;
 use phalanx_models::port;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey};
 
-use super::planner::Planner;
+use super::planner::{ClassPlan, Planner};
+use super::rooms::Rooms;
 use super::settings::{MemoryExcess, Settings};
 use super::traced::{RankScript, Timetable};
 use super::{Session, asynchronous};
@@ -22,8 +23,10 @@ pub(super) struct Known {
     pub(super) script: Script,
     /// Where the buffers of the largest rank lie.
     pub(super) memory: MemoryPlan,
-    /// For each rank: what it is planned to write, by category.
-    pub(super) peaks: Vec<Vec<(Category, usize)>>,
+    /// For each rank and bound of the room for rows of experts: what it is planned to write, by category.
+    pub(super) peaks: Vec<Vec<Vec<(Category, usize)>>>,
+    /// How much room there is for rows of experts, where it is bounded.
+    pub(super) rooms: Option<Rooms>,
     /// FLOPs of a step over all ranks.
     pub(super) flops: u64,
     /// Bytes of each rank's arena.
@@ -92,9 +95,15 @@ impl Session {
         &self.known.layout
     }
 
-    /// For each rank of the world: what it is planned to write in a step, by category.
-    pub fn planned(&self) -> &[Vec<(Category, usize)>] {
-        &self.known.peaks
+    /// For each rank of the world: what it is planned to write in a step, by category, with the room that the last step
+    /// had for rows of experts.
+    pub fn planned(&self) -> impl Iterator<Item = &[(Category, usize)]> {
+        self.known.peaks.iter().map(|own| &own[self.bound][..])
+    }
+
+    /// How much room there is for rows of experts, where it is bounded.
+    pub fn rooms(&self) -> Option<&Rooms> {
+        self.known.rooms.as_ref()
     }
 
     /// FLOPs of the programs of one step over all ranks, multiplications and additions counted
@@ -130,8 +139,8 @@ impl Known {
         let (mut arenas, mut peaks) = (vec![0; lowered.ranks()], vec![vec![]; lowered.ranks()]);
         for class in classes {
             for &rank in &class.ranks {
-                arenas[rank] = class.plan.arena();
-                peaks[rank] = class.memory().peaks.clone();
+                arenas[rank] = class.arena(lowered.settings.device);
+                peaks[rank] = class.peaks();
             }
         }
         let of_rank = |rank: usize| {
@@ -144,8 +153,9 @@ impl Known {
             .into_iter()
             .filter_map(|stage_group| of_rank(stage_group.ranks[0]));
         let flops = firsts.map(flops).sum::<u64>() * lowered.replicas() as u64;
-        let largest =
-            classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));
+        let device = lowered.settings.device;
+        let arena = |class: &ClassPlan| (class.arena(device), usize::MAX - class.ranks[0]);
+        let largest = classes.iter().max_by_key(|class| arena(class));
         let memory = largest.expect("there is a rank").memory().clone();
         Ok(Self {
             settings: lowered.settings.clone(),
@@ -153,6 +163,7 @@ impl Known {
             script: of_rank(0).expect("rank 0 is the first of its class").clone(),
             memory,
             peaks,
+            rooms: planner.rooms()?,
             flops,
             arenas,
             beside: lowered.library.beside(),

@@ -49,6 +49,7 @@ mod pulse;
 pub mod rate;
 mod replicas;
 mod restore;
+mod rooms;
 pub mod run_weights;
 mod save;
 mod settings;
@@ -87,6 +88,7 @@ pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;
 pub use replicas::{BatchShare, Replicas};
 pub use restore::{Restored, Seeded, StateSource, read_as};
+pub use rooms::{Bound, Rooms};
 pub use save::{SaveTargets, SavedFiles};
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
@@ -109,6 +111,19 @@ pub struct StepResult {
     pub scaling: Option<StepScale>,
     /// Whether the step was done twice, because its forwards had read weights that were not certain yet.
     pub repeated: bool,
+    /// How much room it had for rows of experts, and whether it was taken again for want of some.
+    pub room: StepRoom,
+}
+
+/// The room that a step had for rows of experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepRoom {
+    /// Which bound it had when it was applied, counted from 0.
+    pub bound: usize,
+    /// How many times it was taken again with a larger one.
+    pub repeats: usize,
+    /// How many rows, over all layers and micro-batches, found no room the first time.
+    pub lacking: u64,
 }
 
 /// The loss scale of a step, and what became of it.
@@ -130,6 +145,8 @@ pub struct Session {
     /// The step that is to be traced, and what was found.
     trace_at: Option<u64>,
     trace: Option<Trace>,
+    /// The bound of the room for rows of experts in the last step, counted from 0.
+    bound: usize,
     /// Whether the other processes do what this one says, instead of the same by themselves.
     leads: bool,
 }
@@ -185,6 +202,7 @@ impl Session {
         // All ranks of a replica give the same results.
         let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();
         self.steps += taken.len() as u64;
+        self.bound = taken.last().map_or(self.bound, |last| last.room.bound);
         if self.known.first_ranks.len() == 1 {
             return Ok(taken);
         }
@@ -377,8 +395,10 @@ impl Session {
     /// Runs a step twice, on the batch of the last step, and observes which bytes each rank writes.
     /// Weights and state are restored afterwards.
     pub fn observe(&mut self) -> Result<Vec<Observed>> {
-        let answers = self.ranks.ask(Command::Observe)?;
-        Ok(answers.into_iter().map(Reply::into_observed).collect())
+        let answers = self.ranks.ask(Command::Observe)?.into_iter().map(Reply::into_observed);
+        let (bounds, observed): (Vec<usize>, _) = answers.unzip();
+        self.bound = bounds.first().copied().unwrap_or(self.bound);
+        Ok(observed)
     }
 
     /// For each rank: what it has counted so far.

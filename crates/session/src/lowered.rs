@@ -20,7 +20,7 @@ use super::planner::Planner;
 use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
 use crate::{asynchronous, host, parked};
-use phalanx_error::{Error, Result};
+use phalanx_error::{Error, Problem, Result};
 
 /// Steps that go ahead of their norms together, with post-validation.
 pub const BLOCK: usize = 8;
@@ -36,6 +36,8 @@ pub struct Lowered {
     pub settings: Settings,
     /// The model that is trained.
     pub model: Model,
+    /// The same with more and more room for the rows of experts.
+    pub(super) roomier: Vec<Model>,
     /// The models that are run forward, by the key of their script.
     pub(super) forward: BTreeMap<ScriptKey, ForwardModel>,
     /// The model on each distinct mesh.
@@ -69,6 +71,8 @@ struct OnMesh {
     mesh: Mesh,
     partition: Partition,
     compiled: Compiled,
+    /// With more and more room for the rows of experts.
+    roomier: Vec<Compiled>,
     forward: BTreeMap<ScriptKey, Compiled>,
 }
 
@@ -81,12 +85,16 @@ impl OnMesh {
         let (precision, recompute) = (settings.precision, settings.recompute);
         let seed = settings.scaling.map_or(LossSeed::One, |_| LossSeed::Scale);
         let compiled = compile(&models.train, precision, seed, recompute, &partition)?;
+        let roomier = |model: &Model| {
+            Ok::<_, Error>(compile(model, precision, seed, recompute, &lay(model)?)?)
+        };
+        let roomier = models.roomier.iter().map(roomier).collect::<Result<_>>()?;
         let forward = |model: &Model| {
             Ok::<_, Error>(compile_forward(model, precision.weights, &lay(model)?)?)
         };
         let forward = models.forward().map(|(key, own)| Ok((key, forward(&own.model)?)));
         let forward = forward.collect::<Result<_>>()?;
-        Ok(Self { mesh: mesh.clone(), partition, compiled, forward })
+        Ok(Self { mesh: mesh.clone(), partition, compiled, roomier, forward })
     }
 }
 
@@ -115,6 +123,11 @@ impl Lowered {
         requirements: Arc<dyn Requirements>,
     ) -> Result<Self> {
         let model = &models.train;
+        if models.roomier.len() > usize::from(ScriptKey::BOUNDS) {
+            let (most, found) = (ScriptKey::BOUNDS, models.roomier.len());
+            let problem = Problem::new(format!("{found} bounds of the room for rows of experts"));
+            return Err(Error::refused(problem.nearest(format!("a larger first one: {most}"))));
+        }
         let stage_groups = settings.parallel.stage_groups()?;
         let parts = settings.microbatches;
         let pipeline = &settings.parallel.pipeline;
@@ -168,10 +181,12 @@ impl Lowered {
         };
         let forward = models.forward().map(|(key, own)| (key, own.clone())).collect();
         let (model, library) = (model.clone(), Arc::new(Library::new(requirements)));
+        let roomier = models.roomier.clone();
         let trains = true;
         Ok(Self {
             settings,
             model,
+            roomier,
             forward,
             on_mesh,
             groups,
@@ -197,7 +212,7 @@ impl Lowered {
         let compiled = compile_forward(model, weights, &partition)?;
         let key = ScriptKey::Evaluate;
         let programs = BTreeMap::from([(key, compiled.clone())]);
-        let on_mesh = OnMesh { mesh, partition, forward: programs, compiled };
+        let on_mesh = OnMesh { mesh, partition, forward: programs, roomier: Vec::new(), compiled };
         let turns = forward(0..model.instances().len(), microbatches);
         let runs = BTreeMap::from([(key, turns.clone())]);
         let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![vec![0]] };
@@ -205,6 +220,7 @@ impl Lowered {
         Ok(Self {
             settings,
             model: model.clone(),
+            roomier: Vec::new(),
             forward: BTreeMap::from([(key, own)]),
             on_mesh: vec![on_mesh],
             groups: vec![group],
@@ -306,6 +322,11 @@ impl Lowered {
         self.devices_with(replica, |on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
+    /// The same with more room for the rows of experts: one of the larger bounds, counted from 1.
+    pub(crate) fn roomier_groups_of(&self, replica: usize, bound: usize) -> Vec<StageGroup<'_>> {
+        self.devices_with(replica, |on_mesh| on_mesh.roomier.get(bound - 1), |group| &group.turns)
+    }
+
     /// The same, with the turns of a script of an endless row.
     pub(crate) fn row_groups_of<'a>(
         &'a self,
@@ -385,7 +406,7 @@ impl Lowered {
     pub fn arenas(&self) -> Result<(usize, usize)> {
         let (mut largest, mut all) = (0, 0);
         for class in Planner::new(self)?.classes()? {
-            let arena = class.plan.arena();
+            let arena = class.arena(self.settings.device);
             largest = largest.max(arena);
             all += arena * class.ranks.len();
         }

@@ -1,6 +1,7 @@
 //! A model in the forms that a session runs: trained, evaluated, and asked for predictions.
 
-use phalanx_ir::Model;
+use phalanx_ir::{DType, IrError, Model};
+use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::ScriptKey;
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
@@ -8,6 +9,8 @@ use phalanx_script::ScriptKey;
 pub struct Models {
     /// The model whose loss is trained, for the shape of one micro-batch.
     pub train: Model,
+    /// The same with more and more room for the rows of experts, for steps that find too little in the ones before.
+    pub roomier: Vec<Model>,
     /// The model whose loss is evaluated: without dropout.
     pub evaluate: Option<ForwardModel>,
     /// The model that exposes what it predicts, without a loss.
@@ -26,7 +29,28 @@ pub struct ForwardModel {
 impl Models {
     /// A model that is trained and nothing else.
     pub fn trained(train: Model) -> Self {
-        Self { train, evaluate: None, predict: None }
+        Self { train, roomier: Vec::new(), evaluate: None, predict: None }
+    }
+
+    /// The model of a network for training, with all bounds of the room for rows of experts.
+    pub fn of(
+        architecture: &dyn Architecture,
+        shape: BatchShape,
+        compute: DType,
+    ) -> Result<Self, IrError> {
+        let mut models = Self::trained(architecture.model(shape, compute)?);
+        let mut next = architecture.with_more_room();
+        while let Some(roomier) = next {
+            models.roomier.push(roomier.model(shape, compute)?);
+            next = roomier.with_more_room();
+        }
+        Ok(models)
+    }
+
+    /// The same with room for all rows of experts from the start.
+    pub fn with_all_room(&self) -> Self {
+        let train = self.roomier.last().unwrap_or(&self.train).clone();
+        Self { train, roomier: Vec::new(), ..self.clone() }
     }
 
     /// The models that are run forward, by the key of their script.

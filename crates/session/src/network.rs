@@ -124,13 +124,12 @@ impl Network {
             seq: config.train.seq_len.get(),
         };
         let microbatches = config.microbatches();
-        let build = |purpose| self.architecture.build(shape, compute, purpose);
         let evaluation = || {
-            let model = build(Purpose::Evaluate)?;
+            let model = self.architecture.build(shape, compute, Purpose::Evaluate)?;
             Ok::<_, Error>(ForwardModel { model, microbatches })
         };
         let evaluate = evaluate.then(evaluation).transpose()?;
-        Ok(Models { evaluate, ..Models::trained(build(Purpose::Train)?) })
+        Ok(Models { evaluate, ..Models::of(&*self.architecture, shape, compute)? })
     }
 
     /// The values that each parameter starts with.

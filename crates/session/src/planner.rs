@@ -9,15 +9,17 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
+use phalanx_config::DeviceKind;
 use phalanx_ir::Model;
 use phalanx_script::{
-    AheadPart, Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript, RankPlace,
-    RollPart, Route, Script, ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World,
-    ahead_script, average_script, check_classes, eval_script, saving_script, traffic_of_class,
-    train_script,
+    AheadPart, Category, Class, ClassMember, Inference, MemoryPlan, Moved, Plan, PlannedScript,
+    RankPlace, RollPart, Route, Script, ScriptBuilder, ScriptError, ScriptKey, State,
+    TrainingScript, World, ahead_script, average_script, check_classes, eval_script, saving_script,
+    traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
+use super::rooms::Rooms;
 use super::save::Writers;
 use super::traced::RankScript;
 use phalanx_error::Result;
@@ -28,6 +30,8 @@ pub struct Planner<'a> {
     pub(crate) lowered: &'a Lowered,
     /// By replica.
     train: Vec<World<'a>>,
+    /// The same with more room for the rows of experts, by bound and replica.
+    roomier: BTreeMap<u8, Vec<World<'a>>>,
     /// The same for the scripts of an endless row, by part and replica; none if there is no row.
     rows: BTreeMap<RollPart, Vec<World<'a>>>,
     /// What the ranks of each replica have in common when a model is run forward, by the key of its
@@ -56,6 +60,7 @@ impl<'a> Planner<'a> {
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
         let (mut train, mut rows) = (Vec::new(), BTreeMap::<RollPart, Vec<World<'a>>>::new());
         let mut forward: BTreeMap<ScriptKey, Vec<World<'a>>> = BTreeMap::new();
+        let mut roomier: BTreeMap<u8, Vec<World<'a>>> = BTreeMap::new();
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
             let world = |stage_groups| {
@@ -65,6 +70,11 @@ impl<'a> Planner<'a> {
             };
             let own = world(stage_groups)?.parking(lowered.moves.clone());
             train.push(own.previewing(lowered.goes_ahead()));
+            for (bound, model) in (1..).zip(&lowered.roomier) {
+                let stage_groups = lowered.roomier_groups_of(replica, usize::from(bound));
+                let world = World::new(model, stage_groups, library.clone())?;
+                roomier.entry(bound).or_default().push(world.parking(lowered.moves.clone()));
+            }
             for row in lowered.rows.iter().filter(|_| lowered.rolls()) {
                 let stage_groups = lowered.row_groups_of(replica, row);
                 let world = World::rolling(&lowered.model, stage_groups, library.clone(), row)?;
@@ -77,7 +87,7 @@ impl<'a> Planner<'a> {
             }
         }
         let (classes, writers) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { lowered, train, rows, forward, classes, writers })
+        Ok(Self { lowered, train, roomier, rows, forward, classes, writers })
     }
 
     /// The scripts that a session can run.
@@ -93,6 +103,7 @@ impl<'a> Planner<'a> {
             (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
         ];
         let train = train.into_iter().filter(|(_, wanted)| *wanted).map(|(key, _)| key);
+        let train = train.chain(self.roomier.keys().copied().map(ScriptKey::Roomier));
         let rows = self.rows.keys().copied().map(ScriptKey::Roll);
         train.chain(rows).chain(self.forward.keys().copied()).collect()
     }
@@ -105,6 +116,7 @@ impl<'a> Planner<'a> {
     fn world(&self, key: ScriptKey, replica: usize) -> &World<'a> {
         match (key, self.forward.get(&key)) {
             (ScriptKey::Roll(part), _) => &self.rows[&part][replica],
+            (ScriptKey::Roomier(bound), _) => &self.roomier[&bound][replica],
             (_, forward) => &forward.unwrap_or(&self.train)[replica],
         }
     }
@@ -192,15 +204,25 @@ impl<'a> Planner<'a> {
         Ok(moved.into_values().collect())
     }
 
+    /// How much room there is for rows of experts; none if there is room for the worst choices from the start.
+    pub fn rooms(&self) -> Result<Option<Rooms>> {
+        Rooms::of(self)
+    }
+
     /// The scripts of single steps, one for each class of ranks.
     pub fn steps(&self) -> Result<BTreeMap<ScriptKey, Vec<RankScript>>> {
-        let known = self.keys();
-        let keys = [ScriptKey::Train, ScriptKey::SaveAndTrain].into_iter();
-        keys.filter(|key| known.contains(key)).map(|key| Ok((key, self.scripts_of(key)?))).collect()
+        let is_step = |key: &ScriptKey| {
+            matches!(key, ScriptKey::Train | ScriptKey::SaveAndTrain | ScriptKey::Roomier(_))
+        };
+        let keys = self.keys().into_iter().filter(is_step);
+        keys.map(|key| Ok((key, self.scripts_of(key)?))).collect()
     }
 
     /// A script, one for each class of ranks; none if ranks have no such script.
     pub fn scripts_of(&self, key: ScriptKey) -> Result<Vec<RankScript>> {
+        if !self.keys().contains(&key) {
+            return Ok(Vec::new());
+        }
         let own = |class: &ClassPlan| class.ranks_of(key, self.world(key, class.replica));
         Ok(self.classes()?.iter().filter_map(own).collect())
     }
@@ -254,6 +276,21 @@ impl ClassPlan {
         &planned.expect("a session has a script").memory
     }
 
+    /// Bytes of the arena that a rank takes: on a GPU, where memory is taken at once, for all bounds of the room for
+    /// rows of experts; on the cores for the first bound, because memory that nobody has written takes none.
+    pub fn arena(&self, device: DeviceKind) -> usize {
+        let larger = |key| matches!(key, ScriptKey::Roomier(_)) && device == DeviceKind::Cpu;
+        let own = self.plan.scripts().filter(|(key, _)| !larger(*key));
+        own.map(|(_, planned)| planned.memory.arena).fold(self.plan.base().arena, usize::max)
+    }
+
+    /// What a rank is planned to write in a step with each bound of the room for rows of experts, by category.
+    pub(crate) fn peaks(&self) -> Vec<Vec<(Category, usize)>> {
+        let larger = (1..).map_while(|bound| self.script(ScriptKey::Roomier(bound)));
+        let larger = larger.map(|planned| planned.memory.peaks.clone());
+        [self.memory().peaks.clone()].into_iter().chain(larger).collect()
+    }
+
     fn script(&self, key: ScriptKey) -> Option<&Arc<PlannedScript>> {
         let mut scripts = self.plan.scripts();
         scripts.find(|(other, _)| *other == key).map(|(_, planned)| planned)
@@ -289,7 +326,7 @@ impl ScriptBuilder for RankScripts<'_> {
         let (planner, at) = (self.planner, self.at);
         match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
-            (ScriptKey::Roll(_), _) => {
+            (ScriptKey::Roll(_) | ScriptKey::Roomier(_), _) => {
                 let world = planner.world(key, at.replica);
                 train_script(&TrainingScript { world, ..planner.training(at) }, state)
             }

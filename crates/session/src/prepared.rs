@@ -75,7 +75,7 @@ impl Prepared {
 
     fn started(self, steps: u64) -> Session {
         let Self { ranks, known } = self;
-        Session { ranks, known, steps, trace_at: None, trace: None, leads: false }
+        Session { ranks, known, steps, trace_at: None, trace: None, bound: 0, leads: false }
     }
 
     /// The model's parameters, in its order.

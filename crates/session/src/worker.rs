@@ -6,6 +6,8 @@ mod expected;
 mod kept;
 mod load;
 mod results;
+mod room;
+mod step;
 mod validated;
 
 use std::collections::BTreeMap;
@@ -16,12 +18,12 @@ use phalanx_engine::{Counters, Engine};
 use phalanx_ir::Mesh;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferKey, Choice, Controller, MemoryPlan, Number, Outcome, Record, Script, ScriptKey, State,
-    StateKind,
+    BufferKey, Controller, MemoryPlan, Number, Outcome, Record, Script, ScriptKey, State, StateKind,
 };
 
 use self::kept::Kept;
 use self::load::LoadCounter;
+use self::room::Ladder;
 use super::command::{
     BatchSource, Command, Exposed, Given, Reply, StatePiece, StateRange, StepReply,
 };
@@ -34,8 +36,7 @@ use super::replicas::BatchShare;
 use super::restore::{NewRun, StateSource};
 use super::save::{SaveTargets, Saves};
 use super::store::{ReadParam, Store};
-use super::traced::{TracedStep, describe};
-use super::{Models, Settings, StepResult, StepScale};
+use super::{Models, Settings, StepResult};
 use phalanx_error::{Error, Problem, Result};
 
 /// One rank of a model in training: it executes commands and gives answers. It may also be the only
@@ -61,6 +62,10 @@ pub struct RankWorker<E: Engine> {
     kept: Kept,
     /// Whether the gradients of the last step of a block were clipped.
     clipped: bool,
+    /// How much room steps have for rows of experts.
+    ladder: Ladder,
+    /// The script of the last step.
+    last: ScriptKey,
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -133,6 +138,8 @@ impl<E: Engine> RankWorker<E> {
             load: LoadCounter::default(),
             kept: Kept::default(),
             clipped: false,
+            ladder: Ladder::default(),
+            last: ScriptKey::Train,
         })
     }
 
@@ -162,6 +169,8 @@ impl<E: Engine> RankWorker<E> {
 
     /// Saves this rank's part of the state: now, or beside the next step.
     fn save(&mut self, to: SaveTargets<'_>, now: bool) -> Result<()> {
+        // Beside steps with a larger bound nothing is saved: that would be one more script for each of them.
+        let now = now || self.ladder.bound > 0;
         let key = if now { ScriptKey::Save } else { ScriptKey::SaveAndTrain };
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let saves = self.saves.as_mut().ok_or_else(|| without(key))?;
@@ -216,59 +225,6 @@ impl<E: Engine> RankWorker<E> {
         Ok(self.step_at(self.steps_taken() + 1, data, lr, None, &only)?.result)
     }
 
-    fn step_at(
-        &mut self,
-        step: u64,
-        data: &StepData<'_>,
-        lr: f64,
-        origin: Option<Instant>,
-        batches: &dyn BatchSource,
-    ) -> Result<StepReply> {
-        let scalars = Scalars { lr, step, seed: self.settings.seed };
-        let Choice(keys) = self.controller.next(step, &self.records);
-        let saves = self.saves.as_ref().is_some_and(Saves::is_waiting);
-        let (mut traced, mut result) = (None, None);
-        for &key in keys.iter() {
-            let trains = key == ScriptKey::Train;
-            let key = if saves && trains { ScriptKey::SaveAndTrain } else { key };
-            let id = self.fill(key, data, scalars)?;
-            self.pulse.iter().for_each(|pulse| pulse.begin(id, step));
-            match origin.filter(|_| trains) {
-                None if trains => self.run_and_expect(id, step, batches)?,
-                None => self.executor.run(id)?,
-                Some(origin) => {
-                    let timed = self.executor.run_traced(id, origin)?;
-                    let parts = self.executor.traced_parts(id)?;
-                    let actions = describe(timed, parts, self.executor.script(id));
-                    traced = Some(TracedStep { script: key, actions });
-                }
-            }
-            if trains {
-                // Now: another script may use the same memory.
-                result = Some(self.result(id, 0, step)?);
-                self.load.count(&mut self.executor, id, &self.at)?;
-                self.keep_predictions(id, keys.len() > 1 || saves)?;
-            }
-        }
-        self.pulse.iter().for_each(|pulse| pulse.end(step));
-        if saves {
-            self.end_save()?;
-        }
-        if keys.len() > 1 {
-            // The batch lies where the step can be repeated, whatever ran after it.
-            let train = self.scripts.get_mut(&ScriptKey::Train);
-            let train = train.ok_or_else(|| without(ScriptKey::Train))?;
-            train.feed.write(&mut self.executor, data, scalars)?;
-        }
-        let result = result.ok_or_else(|| without(ScriptKey::Train))?;
-        let outcome = match result.scaling {
-            Some(StepScale { overflowed: true, .. }) => Outcome::Skipped,
-            _ => Outcome::Applied,
-        };
-        self.record(step, outcome);
-        Ok(StepReply { result, outcome, traced })
-    }
-
     fn record(&mut self, step: u64, outcome: Outcome) {
         // Controllers look at the latest records only; and a step after warm-up must not allocate.
         if self.records.len() == 2 * RECORDS {
@@ -313,6 +269,7 @@ impl<E: Engine> RankWorker<E> {
         if let Some(kept) = self.kept.of(key, port, microbatch) {
             return Ok(kept);
         }
+        let key = if key == ScriptKey::Train { self.last } else { key };
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let (mesh, rank) = &self.at;
         shown(&mut self.executor, script, (mesh, *rank), (port, instance, microbatch))
@@ -385,9 +342,10 @@ impl<E: Engine> RankWorker<E> {
         self.scripts.values().next().expect("a rank has a script").id
     }
 
+    /// The script of the last step.
     fn train(&self) -> Result<ScriptId> {
-        let train = self.scripts.get(&ScriptKey::Train);
-        train.map(|loaded| loaded.id).ok_or_else(|| without(ScriptKey::Train))
+        let train = self.scripts.get(&self.last);
+        train.map(|loaded| loaded.id).ok_or_else(|| without(self.last))
     }
 }
 
@@ -430,7 +388,7 @@ impl<E: Engine + Counters> RankWorker<E> {
                 self.write(range, bytes)?;
                 Reply::Done
             }
-            Command::Observe => Reply::Observed(Box::new(self.observe()?)),
+            Command::Observe => Reply::Observed(Box::new((self.last_bound(), self.observe()?))),
             Command::Measure => Reply::Measured(Box::new(self.measure())),
         })
     }

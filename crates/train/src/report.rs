@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::checkpoints::CommittedCheckpoint;
 use crate::closing::{PerStep, closing, next, where_traced};
 use crate::metrics::{
-    EvaluationLine, GpuPart, LoadPlot, LossPlot, OneRank, Repeated, RestartLine, Resumed,
-    SavedLine, Step, StepLine, Summary, ZScore,
+    EvaluationLine, GpuPart, LackedRoom, LoadPlot, LossPlot, OneRank, Repeated, RestartLine,
+    Resumed, SavedLine, Step, StepLine, Summary, ZScore,
 };
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
@@ -16,9 +16,9 @@ use crate::times::{LedgerLine, Times};
 use phalanx_error::{Result, bytes, counted};
 use phalanx_inspect::trace::Written;
 use phalanx_recovery::Spent;
-use phalanx_session::StepResult;
 use phalanx_session::again::Again;
 use phalanx_session::host::{self, GpuNow};
+use phalanx_session::{StepResult, StepRoom};
 
 /// Who reads standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -263,8 +263,17 @@ impl Report {
         Ok(())
     }
 
-    /// Reports that a step was done twice, if it was.
-    pub(crate) fn twice(&mut self, at_step: usize, result: StepResult) -> Result<()> {
+    /// Reports that a step was taken again, if it was: because the step before was clipped after all, or because rows of
+    /// experts found no room. In the end there was room for so many times the even share.
+    pub(crate) fn taken_again(
+        &mut self,
+        at_step: usize,
+        result: StepResult,
+        slack: Option<f64>,
+    ) -> Result<()> {
+        if let Some(slack) = slack.filter(|_| result.room.repeats > 0) {
+            self.lacked(at_step, result.room, slack)?;
+        }
         if !result.repeated {
             return Ok(());
         }
@@ -273,6 +282,18 @@ impl Report {
         self.print(&json);
         let before = at_step - 1;
         self.line(&format!("step {at_step} was done twice: step {before} was clipped after all"));
+        Ok(())
+    }
+
+    fn lacked(&mut self, at_step: usize, room: StepRoom, slack: f64) -> Result<()> {
+        let StepRoom { repeats, lacking, .. } = room;
+        let json = LackedRoom { at_step, lacking, repeats, room: slack }.to_json();
+        self.append(&json)?;
+        self.print(&json);
+        let (rows, times) = (counted(lacking as usize, "row"), counted(repeats, "time"));
+        self.line(&format!(
+            "step {at_step} lacked room for {rows} of experts and changed nothing; taken again {times}, at last with room for {slack:.2} times the even share"
+        ));
         Ok(())
     }
 

@@ -298,10 +298,17 @@ fn diverged(
 
 #[cfg(test)]
 mod tests {
+    use phalanx_session::StepRoom;
+
     use super::*;
 
-    const NAN: StepResult =
-        StepResult { loss: f64::NAN, grad_norm: f64::NAN, scaling: None, repeated: false };
+    const NAN: StepResult = StepResult {
+        loss: f64::NAN,
+        grad_norm: f64::NAN,
+        scaling: None,
+        repeated: false,
+        room: StepRoom { bound: 0, repeats: 0, lacking: 0 },
+    };
 
     #[test]
     fn a_loss_that_was_never_a_number_is_not_blamed_on_the_learning_rate() {

@@ -337,6 +337,7 @@ impl<'a> Run<'a> {
         let (tracing, checkpoints) = (&mut self.tracing, &mut self.checkpoints);
         let observe = |session: &mut Session, taken: TrainedStep| {
             let TrainedStep { step, result, time, .. } = taken;
+            let slack = session.rooms().map(|rooms| rooms.slack(result.room.bound));
             let line = Step {
                 step,
                 loss: result.loss,
@@ -345,12 +346,13 @@ impl<'a> Run<'a> {
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
                 accuracy: taken.accuracy,
-                moe: taken.load.as_ref().map(MoeLine::from),
+                moe: taken.load.as_ref().map(|load| MoeLine::new(load, slack, result.room.repeats)),
                 loss_scale: result.scaling.map(|scaling| scaling.loss_scale),
                 skipped: result.scaling.map(|scaling| scaling.skipped),
             };
             // An error of the report concerns one process; so all evaluate before it counts.
-            let mut reported = report.twice(step, result).and_then(|()| report.step(line, time));
+            let again = report.taken_again(step, result, slack);
+            let mut reported = again.and_then(|()| report.step(line, time));
             report.experts.extend(step, taken.load);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {

@@ -128,7 +128,8 @@ fn choices_and_rows_of_experts() {
         .run(|_, v| {
             let slot = v[2].assign(3, 2, None);
             v[0].dispatch(slot, 3, 2).silu().combine(slot, v[1])
-        }); // Both parts of the experts; the second group's first expert has no row.
+        });
+    // Both parts of the experts; the second group's first expert has no row.
     Check::new("packed rows of experts")
         .param("x", &[2, 3, 4])
         .param("gates", &[2, 3, 2])
@@ -136,7 +137,7 @@ fn choices_and_rows_of_experts() {
         .param("down", &[4, 3, 4])
         .data("index", ids(&[2, 3, 2], &[0, 1, 0, 3, 3, 2, 1, 2, 2, 1, 2, 3]))
         .run(|_, v| {
-            let of = Queue { experts: 4, parts: 2 };
+            let of = Queue::worst(4, 2, [3, 2]);
             let (rows, slot, counts) = v[0].queue(v[4], of, None);
             let inner = rows.grouped_matmul(v[2], counts).silu();
             inner.grouped_matmul(v[3], counts).combine(slot, v[1])

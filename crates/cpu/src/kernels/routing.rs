@@ -119,8 +119,8 @@ pub fn assign(
     }
 }
 
-/// The slot of each choice of a group's tokens, packed by the experts of each part. `counts` has room for
-/// a number per expert, how many rows it has, and `next` as well. `stands` is empty if all choices stand.
+/// The slot of each choice of a group's tokens, packed by the experts of each part, as far as there is room. `counts`
+/// has room for a number per expert, how many rows it has, and `next` as well. `stands` is empty if all choices stand.
 pub fn queue(
     index: &[i32],
     stands: &[u8],
@@ -140,16 +140,22 @@ pub fn queue(
     (0..index.len()).filter_map(expert).for_each(|expert| counts[expert] += 1);
     for (part, next) in next.chunks_exact_mut(of_part).enumerate() {
         let mut first = (part * room) as i32;
-        for (next, count) in next.iter_mut().zip(&counts[part * of_part..]) {
-            (*next, first) = (first, first + count);
+        let end = first + room as i32;
+        for (next, count) in next.iter_mut().zip(&mut counts[part * of_part..]) {
+            *next = first;
+            *count = (*count).min(end - first);
+            first += *count;
         }
     }
     for choice in 0..choices.k[1] {
         for token in 0..choices.tokens[1] {
             let at = token * k + choice;
             if let Some(expert) = expert(at) {
-                slots[at] = next[expert];
-                next[expert] += 1;
+                let end = ((expert / of_part + 1) * room) as i32;
+                if next[expert] < end {
+                    slots[at] = next[expert];
+                    next[expert] += 1;
+                }
             }
         }
     }
@@ -204,8 +210,8 @@ impl Cells {
     pub fn find(&self, group: usize, slot: i32) -> Option<usize> {
         let slot = usize::try_from(slot).ok().filter(|&s| s < self.experts * self.capacity)?;
         let expert = (slot / self.capacity).wrapping_sub(self.held[0]);
-        let row = (expert.wrapping_mul(self.groups) + group) * self.rows + slot % self.capacity;
-        (expert < self.held[1]).then_some(row)
+        let row = || (expert * self.groups + group) * self.rows + slot % self.capacity;
+        (expert < self.held[1]).then(row)
     }
 
     /// The (token, choice) at each of these rows of dispatched tokens: its number, or −1.

@@ -211,7 +211,7 @@ impl Task for Queues {
         let (groups, _) = own_groups(&self.index, self.choices, cx.share);
         let (size, experts) = (self.choices.group(), self.of.experts);
         let of_part = experts / self.of.parts;
-        let room = self.of.room(self.choices.tokens[1], self.choices.k[1]);
+        let room = self.of.room;
         // SAFETY: the scratch memory is used once.
         let (counts, next) = unsafe { cx.scratch::<i32>(2 * experts) }.split_at_mut(experts);
         for group in groups {

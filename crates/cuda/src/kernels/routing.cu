@@ -84,7 +84,8 @@ __device__ __forceinline__ i64 wanted_expert(const int* index, const S* stands, 
     return valid && wanted >= 0 && wanted < experts ? wanted : experts;
 }
 
-// A warp for each group and expert: rows of earlier experts of its part come first. The warp behind the last expert
+// A warp for each group and expert: rows of earlier experts of its part come first, and what is left of the room is
+// this one's. The warp behind the last expert
 // takes what has none, and padding. Of the parts, `held` from `first` on are counted here.
 template <class S>
 __global__ void queue(const int* index, const S* stands, int* slots, int* counts, i64 groups, Choices of, i64 experts,
@@ -105,12 +106,14 @@ __global__ void queue(const int* index, const S* stands, int* slots, int* counts
                 bool mine = token < of.tokens && wanted_expert(index, stands, base, at, of, experts) == expert;
                 u32 mask = __ballot_sync(0xffffffffu, mine);
                 i64 row = next + __popc(mask & ((1u << lane) - 1));
-                if (mine) slots[base + at] = (int)(expert < experts ? part * room + row : parts * room);
+                bool fits = expert < experts && row < room;
+                if (mine) slots[base + at] = (int)(fits ? part * room + row : parts * room);
                 next += __popc(mask);
             }
         }
         bool here = expert < experts && part >= first && part < first + held;
-        if (lane == 0 && here) counts[((part - first) * groups + group) * stride + expert % own] = (int)(next - before);
+        i64 rows = (next < room ? next : room) - (before < room ? before : room);
+        if (lane == 0 && here) counts[((part - first) * groups + group) * stride + expert % own] = (int)rows;
     }
 }
 

@@ -70,14 +70,12 @@ fn assign(op: &Operation<'_>, experts: usize, capacity: usize) -> Result<Tasks, 
 fn queue(op: &Operation<'_>, queue: Queue) -> Result<Tasks, EngineError> {
     let (index, slots, counts) = (op.input(0), op.output(0), op.output(1));
     let (of, groups) = choices(&index);
-    let dims = index.valid.len();
-    let room = queue.room(index.valid[dims - 2], index.valid[dims - 1]);
     let part = op.part(op.instr.outputs[1], 0);
     let first = part.start().ok_or_else(|| op.unsupported("parts are not sharded in blocks"))?;
     let mut args = vec![index.arg(), optional(op, 1), slots.arg(), counts.arg()];
     args.extend([Arg::Int(groups as i64), of]);
     let stride = counts.width();
-    args.extend(ints([queue.experts, queue.parts, room, first, part.len(), stride]));
+    args.extend(ints([queue.experts, queue.parts, queue.room, first, part.len(), stride]));
     let kernel = KernelSpec::of(Source::Routing, "queue", &["u8"]);
     Ok(vec![op.over(groups * (queue.experts + 1) * WARP, kernel, args)])
 }

@@ -5,9 +5,9 @@
 //! not happen.
 
 use phalanx_error::Result;
-use phalanx_ir::{Model, Op, Program, Role};
+use phalanx_ir::{Op, Program, Role};
 use phalanx_models::port;
-use phalanx_session::Session;
+use phalanx_session::{Models, Session};
 
 /// The instances of a model that send tokens to experts.
 pub(super) struct Routing {
@@ -18,12 +18,14 @@ pub(super) struct Routing {
 }
 
 impl Routing {
-    /// Makes a model expose its slots; none if it has none.
-    pub(super) fn expose(model: &mut Model, microbatches: usize) -> Option<Self> {
-        let exposing = model.map_segments(with_slots);
+    /// Makes models expose their slots; none if they have none.
+    pub(super) fn expose(models: &mut Models, microbatches: usize) -> Option<Self> {
+        for model in models.roomier.iter_mut().chain([&mut models.train]) {
+            *model = model.map_segments(with_slots);
+        }
+        let exposing = &models.train;
         let routes = |i: &usize| exposing.program(*i).output_named(port::SLOT).is_some();
         let instances: Vec<usize> = (0..exposing.instances().len()).filter(routes).collect();
-        *model = exposing;
         (!instances.is_empty()).then_some(Self { instances, microbatches, flips: 0 })
     }
 
@@ -42,10 +44,15 @@ impl Routing {
     }
 }
 
-/// A segment that exposes the slots by which it sends tokens.
+/// A segment that exposes the slots by which it sends tokens; where rows are packed, the experts that they are of: slots
+/// depend on the room.
 fn with_slots(segment: &Program) -> Program {
-    let sent = segment.instrs().iter().find(|instr| matches!(instr.op, Op::Dispatch(_)));
-    let slot = sent.map(|dispatch| dispatch.inputs[1]);
+    let mut sends = segment.instrs().iter();
+    let slot = sends.find_map(|instr| match instr.op {
+        Op::Queue(_) => Some(instr.inputs[0]),
+        Op::Dispatch(_) => Some(instr.inputs[1]),
+        _ => None,
+    });
     let mut exposing = segment.clone();
     slot.into_iter().for_each(|slot| exposing.output(port::SLOT, Role::Probe, slot));
     exposing

@@ -27,9 +27,7 @@ impl<'b> Tensor<'b> {
     ) -> (Tensor<'b>, Tensor<'b>, Tensor<'b>) {
         let operands: Vec<Tensor<'b>> = [Some(index), stands].into_iter().flatten().collect();
         let results = self.builder.apply_all(of, &operands);
-        let shape = index.shape();
-        let room = of.room(shape[shape.len() - 2], shape[shape.len() - 1]);
-        (self.dispatch(results[0], of.parts, room), results[0], results[1])
+        (self.dispatch(results[0], of.parts, of.room), results[0], results[1])
     }
 
     /// Packed rows times the matrices of their experts.

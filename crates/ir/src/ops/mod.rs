@@ -388,7 +388,8 @@ impl Op {
                 Assign { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }.into()
             }
             "queue" => {
-                Queue { experts: attrs.take("experts")?, parts: attrs.take("parts")? }.into()
+                let (experts, parts) = (attrs.take("experts")?, attrs.take("parts")?);
+                Queue { experts, parts, room: attrs.take("room")? }.into()
             }
             "histogram" => Histogram {
                 size: attrs.take("size")?,

@@ -46,20 +46,22 @@ pub struct Assign {
 /// [`Assign`] gives places. Operands as there; results a slot for each (token, choice),
 /// `part · room + row`, and how many rows each expert has, `i32[parts, …, e / parts]`.
 ///
-/// The room of a region is what the worst choices take, so nobody is dropped: with one part, a row for each
-/// choice. Who has no expert gets the slot `parts · room`, which there is not.
+/// Who finds no room in a region, or has no expert, gets the slot `parts · room`, which there is not; counts are those
+/// of rows that found some. With the room of [`Queue::worst`] all do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Queue {
     /// How many experts there are.
     pub experts: usize,
     /// Into how many parts they are divided, in their order.
     pub parts: usize,
+    /// Rows of a region.
+    pub room: usize,
 }
 
 impl Queue {
-    /// Rows of a region: a token chooses no expert twice, so it has at most so many rows in a part.
-    pub fn room(&self, tokens: usize, k: usize) -> usize {
-        tokens * k.min(self.experts / self.parts.max(1))
+    /// With room for the worst choices: a token chooses no expert twice, so it has at most so many rows in a part.
+    pub fn worst(experts: usize, parts: usize, [tokens, k]: [usize; 2]) -> Self {
+        Self { experts, parts, room: tokens * k.min(experts / parts.max(1)) }
     }
 }
 
@@ -206,17 +208,17 @@ impl OpDef for Queue {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new().with("experts", self.experts).with("parts", self.parts)
+        Attrs::new().with("experts", self.experts).with("parts", self.parts).with("room", self.room)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         let index = standing(ins)?;
-        let (groups, tokens, k) = choices("the index", index)?;
-        let Self { experts, parts } = *self;
+        let (groups, ..) = choices("the index", index)?;
+        let Self { experts, parts, room } = *self;
         if parts == 0 || experts == 0 || !experts.is_multiple_of(parts) {
             return Err(format!("{experts} experts in {parts} parts: they must divide evenly"));
         }
-        slots_fit(experts, tokens.saturating_mul(k))?;
+        slots_fit(parts, room)?;
         let counts = [&[parts], groups, &[experts / parts]].concat();
         Ok(vec![(DType::I32, index.shape.clone()), (DType::I32, counts)])
     }

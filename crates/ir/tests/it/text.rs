@@ -41,7 +41,8 @@ pub(crate) fn everything() -> Program {
     b.probe("load", slot.histogram(4, 5, DType::F32));
     b.probe("back", h.dispatch(slot, 4, 5).combine(slot, gates));
     let stands = gates.compare(CompareKind::Lt, gates.scale(2.0));
-    let (rows, slot, counts) = h.queue(index, Queue { experts: 4, parts: 2 }, Some(stands));
+    let (rows, slot, counts) =
+        h.queue(index, Queue { experts: 4, parts: 2, room: 3 }, Some(stands));
     b.probe("packed", rows.grouped_matmul(b.param("up", [4, 16, 6]), counts).combine(slot, gates));
     b.finish().unwrap()
 }

@@ -67,21 +67,22 @@ pub(super) fn queue(op: &Queue, call: &Call<'_>) -> Result<Vec<RefTensor>, Refer
     let (index, shape, k) = (call.ints(0)?, call.shape(0), call.width(0));
     let stands = |at: usize| call.ins.get(1).is_none_or(|stands| stands.values()[at] != 0.0);
     let tokens = shape[shape.len() - 2];
-    let (groups, room) = (index.len() / (tokens * k).max(1), op.room(tokens, k));
+    let (groups, room) = (index.len() / (tokens * k).max(1), op.room);
     let of_part = op.experts / op.parts;
     let mut slots = vec![(op.parts * room) as i32; index.len()];
     let mut counts = vec![0; call.elements(1)];
     for group in 0..groups {
         for part in 0..op.parts {
-            let mut slot = part * room;
+            let mut row = 0;
             for own in 0..of_part {
                 for choice in 0..k {
                     for token in 0..tokens {
                         let at = (group * tokens + token) * k + choice;
-                        if usize::try_from(index[at]) == Ok(part * of_part + own) && stands(at) {
-                            slots[at] = slot as i32;
+                        let chosen = usize::try_from(index[at]) == Ok(part * of_part + own);
+                        if chosen && stands(at) && row < room {
+                            slots[at] = (part * room + row) as i32;
                             counts[(part * groups + group) * of_part + own] += 1;
-                            slot += 1;
+                            row += 1;
                         }
                     }
                 }

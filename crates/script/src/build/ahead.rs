@@ -115,14 +115,14 @@ impl<'a> Ahead<'a> {
         let b = Builder::new("validate", dtype);
         let sums = b.input("sums", Role::Loss, TensorType::new(dtype, vec![2]));
         let [of_loss, squares] = [0, 1].map(|i| sums.slice(0, i, 1).reshape([]));
-        let found = norm::finish(of_loss, squares, &self.training);
+        let found = norm::finish(&[of_loss, squares], &self.training);
         let [one, zero] = [1.0, 0.0].map(|x| b.constant(dtype, [], x));
         b.probe("valid", found.compare(CompareKind::Eq, one).select(one, zero));
         let program = self.training.world.library.placed(&b.finish()?);
         let outputs = [loss, grad_norm, coefficient, valid].map(whole);
         push(script, "validate", program, vec![whole(summed)], &outputs, None);
         self.valid = Some(valid);
-        let numbers = StepNumbers { coefficient, go: None };
+        let numbers = StepNumbers { coefficient, go: None, lacks: None };
         let of = Some([self.pending.lr, self.pending.step]);
         finish::append(script, self.state, &self.training, numbers, versions, of)
     }
@@ -149,7 +149,7 @@ impl<'a> Ahead<'a> {
         let (bytes, source, tier) = (dtype.size(), Source::Script, Tier::Device);
         let one = script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] });
         push(script, "no clipping", program, vec![], &[whole(one)], None);
-        let numbers = StepNumbers { coefficient: one, go: None };
+        let numbers = StepNumbers { coefficient: one, go: None, lacks: None };
         for (unit, buffers) in state.units.iter().zip(&state.buffers) {
             let preview = buffers.preview.as_ref().ok_or_else(|| {
                 ScriptError::Schedule(format!("`{}` has no place for a preview", unit.name))

@@ -86,7 +86,7 @@ pub(super) fn update_unit(
     weights: [BufferId; 2],
 ) -> Result<(), ScriptError> {
     let TrainingScript { precision, optimizer, .. } = *training;
-    let UpdateOf { unit, buffers: b, numbers: StepNumbers { coefficient, go }, given, results } =
+    let UpdateOf { unit, buffers: b, numbers: StepNumbers { coefficient, go, .. }, given, results } =
         *of;
     let ranks = training.ranks();
     let [own, new] = weights.map(|buffer| View { buffer, ..own_weights(unit, b, ranks) });

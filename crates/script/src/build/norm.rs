@@ -3,7 +3,8 @@
 //! The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
 //! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does. If the loss is
 //! scaled, so are the gradients: norm and coefficient take the scale out, and a norm that is not finite
-//! tells that the step must change nothing.
+//! tells that the step must change nothing. So does a row of experts that found no room on some rank: their number is
+//! added up beside the other two, where the model counts them.
 //!
 //! Each rank sums what it holds. What several ranks hold in copies counts on one of them only; the
 //! types ensure that: the sums become partial over all axes before they are added. Stages have
@@ -30,6 +31,8 @@ pub(super) struct StepNumbers {
     pub(super) coefficient: BufferId,
     /// Whether anything is updated, if that is not certain.
     pub(super) go: Option<BufferId>,
+    /// How many rows of experts found no room, if some may not.
+    pub(super) lacks: Option<BufferId>,
 }
 
 /// Appends the loss, the norm and the clip coefficient.
@@ -40,7 +43,7 @@ pub(super) fn append(
 ) -> Result<StepNumbers, ScriptError> {
     let TrainingScript { world, at, precision, .. } = *training;
     let (units, buffers, state) = (&kept.units, &kept.buffers, precision.state);
-    let losses = losses(script);
+    let [losses, lacking] = [Number::Loss, Number::Lacking].map(|of| losses(script, of));
     let (loss, grad_norm) =
         (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
     // Where steps go ahead, the host asks whether a step was clipped.
@@ -51,18 +54,22 @@ pub(super) fn append(
     // Parameters that stage groups share count in the first of them.
     let counts = |unit: &&Unit| unit.stage_groups.first() == Some(&at.stage_group);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
-    let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    let counted_here = losses.iter().chain(&lacking);
+    let mut inputs: Vec<View> = counted_here.map(|(buffer, _)| whole(*buffer)).collect();
     inputs.extend(
         (units.iter().zip(buffers)).filter(|(u, _)| counts(u)).map(|(_, b)| held(b.trained())),
     );
     let mut outputs = [loss, grad_norm, coefficient].map(whole).to_vec();
     let scale = kept.scalars.iter().find(|kept| kept.scalar == Scalar::LossScale);
     let scale = scale.map(|kept| whole(kept.buffer));
-    let go = scale.map(|_| result(script, Number::Go, state));
-    if let Some(go) = go {
-        outputs.extend([go, result(script, Number::LossScale, state)].map(whole));
-    }
-    let sums = Sums { losses: &losses, units: &counted, training };
+    let bounded = world.counts_lacking();
+    let go = (scale.is_some() || bounded).then(|| result(script, Number::Go, state));
+    outputs.extend(go.map(whole));
+    outputs.extend(scale.map(|_| whole(result(script, Number::LossScale, state))));
+    let lacks = bounded.then(|| result(script, Number::Lacking, state));
+    outputs.extend(lacks.map(whole));
+    let lacking = bounded.then_some(&lacking[..]);
+    let sums = Sums { losses: &losses, lacking, units: &counted, training };
     match &world.stage_groups[..] {
         [_] => {
             inputs.extend(scale);
@@ -70,20 +77,21 @@ pub(super) fn append(
             push(script, "norm and clip", program, inputs, &outputs, None);
         }
         stage_groups => {
-            let own = transient(script, Number::Sums, 2 * state.size());
+            let numbers = sums.numbers();
+            let own = transient(script, Number::Sums, numbers * state.size());
             let program = world.library.placed(&sums.of_group()?);
             push(script, "sums", program, inputs, &[whole(own)], None);
             let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
             let (mesh, members) = together(&all)?;
-            let program = over_all(&mesh, state, |loss, squares| {
-                finish(loss, squares, training);
+            let program = over_all(&mesh, (state, numbers), |sums| {
+                finish(sums, training);
             })?;
             let program = script.program_of(world.library.placed(&program), members);
             let inputs = [whole(own)].into_iter().chain(scale).collect();
             push_as(script, "norm and clip", program, inputs, &outputs, None);
         }
     }
-    Ok(StepNumbers { coefficient, go })
+    Ok(StepNumbers { coefficient, go, lacks })
 }
 
 /// Appends what one stage group adds to the loss of some micro-batches, and to squares if they are wanted, into a buffer
@@ -95,7 +103,7 @@ pub(super) fn sums_of_group(
     (into, squares): (BufferId, bool),
     these: impl Fn(usize) -> bool,
 ) -> Result<(), ScriptError> {
-    let mut losses = losses(script);
+    let mut losses = losses(script, Number::Loss);
     losses.retain(|(buffer, _)| match &script.buffers[buffer.0].key {
         BufferKey::Value(value) => these(value.microbatch),
         _ => false,
@@ -106,7 +114,7 @@ pub(super) fn sums_of_group(
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     let units = kept.units.iter().zip(&kept.buffers).filter(|(unit, _)| counts(unit));
     inputs.extend(units.map(|(_, b)| held(b.trained())));
-    let sums = Sums { losses: &losses, units: &counted, training };
+    let sums = Sums { losses: &losses, lacking: None, units: &counted, training };
     let program = training.world.library.placed(&sums.of_group()?);
     push(script, "sums", program, inputs, &[whole(into)], None);
     Ok(())
@@ -120,18 +128,17 @@ pub(super) fn all_ranks(world: &World<'_>) -> Result<(Mesh, Arc<[usize]>), Scrip
     }
 }
 
-/// A program over the ranks of all stage groups that adds up their parts of the two numbers.
+/// A program over the ranks of all stage groups that adds up their parts of so many numbers.
 pub(super) fn over_all(
     mesh: &Mesh,
-    dtype: DType,
-    then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),
+    (dtype, numbers): (DType, usize),
+    then: impl for<'b> FnOnce(&[Tensor<'b>]),
 ) -> Result<Program, ScriptError> {
     let b = Builder::on("norm", dtype, mesh.clone());
     let axes = all_axes(mesh);
-    let ty = TensorType::new(dtype, vec![2]);
+    let ty = TensorType::new(dtype, vec![numbers]);
     let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
-    let [loss, squares] = apart(all_reduce(b.input("sums0", Role::Loss, ty), &axes));
-    then(loss, squares);
+    then(&apart(all_reduce(b.input("sums0", Role::Loss, ty), &axes)));
     Ok(b.finish()?)
 }
 
@@ -153,7 +160,7 @@ pub(super) fn sum_losses(
 ) -> Result<(), ScriptError> {
     let stage_groups = &world.stage_groups;
     let StageGroup { compiled, mesh, .. } = stage_groups[stage_group];
-    let losses = losses(script);
+    let losses = losses(script, Number::Loss);
     let ports = compiled.phases.iter().flat_map(|phases| {
         phases.f.outputs_with(Role::Loss).map(|port| phases.f.ty(port.value).dtype)
     });
@@ -171,14 +178,12 @@ pub(super) fn sum_losses(
         return Ok(());
     }
     let own = transient(script, Number::Sums, 2 * dtype.size());
-    both(&b, sum, b.constant(dtype, [], 0.0), &all_axes(mesh));
+    side_by_side(&b, &[sum, b.constant(dtype, [], 0.0)], &all_axes(mesh));
     let program = world.library.placed(&b.finish()?);
     push(script, "sums", program, inputs, &[whole(own)], None);
     let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
     let (mesh, members) = together(&all)?;
-    let program = over_all(&mesh, dtype, |loss, _| {
-        loss.builder().probe("loss", loss);
-    })?;
+    let program = over_all(&mesh, (dtype, 2), |sums| sums[0].builder().probe("loss", sums[0]))?;
     let program = script.program_of(world.library.placed(&program), members);
     push_as(script, "sum of losses", program, vec![whole(own)], &[whole(total)], None);
     Ok(())
@@ -187,21 +192,31 @@ pub(super) fn sum_losses(
 /// What a stage group adds up.
 struct Sums<'a> {
     losses: &'a [(BufferId, TensorType)],
+    /// The rows of experts that found no room, if some stage group counts them.
+    lacking: Option<&'a [(BufferId, TensorType)]>,
     units: &'a [&'a Unit],
     training: &'a TrainingScript<'a>,
 }
 
 impl Sums<'_> {
-    /// Loss and squares of what this rank holds, and the axes over which some of it is partial.
-    fn parts<'b>(&self, b: &'b Builder) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>) {
+    /// How many numbers are added up.
+    fn numbers(&self) -> usize {
+        2 + usize::from(self.lacking.is_some())
+    }
+
+    /// What this rank holds of each number.
+    fn parts<'b>(&self, b: &'b Builder) -> Vec<Vec<Tensor<'b>>> {
         let (precision, ranks) = (self.training.precision, self.training.ranks());
         let squares = self.units.iter().map(|unit| {
             let ty = unit.updated(precision.grads, ranks.mesh);
             let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
             b.apply(SumSquares, &[gradient])
         });
-        let losses = loss_inputs(b, self.losses);
-        (losses, squares.collect())
+        let lacking = self.lacking.unwrap_or_default();
+        let mut losses = loss_inputs(b, &[self.losses, lacking].concat());
+        let lacking = losses.split_off(self.losses.len());
+        let all = [losses, squares.collect(), lacking];
+        all.into_iter().take(self.numbers()).collect()
     }
 
     fn builder(&self, name: &str) -> Builder {
@@ -212,31 +227,31 @@ impl Sums<'_> {
     /// The whole program, if there is only one stage group.
     fn on_one_mesh(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("norm"), self.training.precision.state);
-        let (losses, squares) = self.parts(&b);
-        let axes: BTreeSet<Axis> = (losses.iter().chain(&squares))
-            .flat_map(|part| part.ty().layout.partial().clone())
-            .collect();
+        let parts = self.parts(&b);
+        let axes: BTreeSet<Axis> =
+            parts.iter().flatten().flat_map(|part| part.ty().layout.partial().clone()).collect();
         let axes: Vec<Axis> = axes.into_iter().collect();
-        let [loss, squares] = [losses, squares].map(|parts| sum_partial(&b, parts, state, &axes));
-        let [loss, squares] = match axes.is_empty() {
-            true => [loss, squares],
+        let sums: Vec<_> =
+            parts.into_iter().map(|parts| sum_partial(&b, parts, state, &axes)).collect();
+        let sums = match axes.is_empty() {
+            true => sums,
             false => {
-                // Both numbers in one collective.
-                let pair = b.concat(&[loss.reshape([1]), squares.reshape([1])], 0);
-                apart(all_reduce(pair, &axes))
+                // All numbers in one collective.
+                let each: Vec<_> = sums.into_iter().map(|sum| sum.reshape([1])).collect();
+                apart(all_reduce(b.concat(&each, 0), &axes))
             }
         };
-        finish(loss, squares, self.training);
+        finish(&sums, self.training);
         Ok(b.finish()?)
     }
 
-    /// One stage group's share of both numbers, of which every rank of the group holds a part.
+    /// One stage group's share of all numbers, of which every rank of the group holds a part.
     fn of_group(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("sums"), self.training.precision.state);
         let axes = all_axes(self.training.ranks().mesh);
-        let (losses, squares) = self.parts(&b);
-        let [loss, squares] = [losses, squares].map(|parts| sum_partial(&b, parts, state, &axes));
-        both(&b, loss, squares, &axes);
+        let parts = self.parts(&b).into_iter();
+        let sums: Vec<_> = parts.map(|parts| sum_partial(&b, parts, state, &axes)).collect();
+        side_by_side(&b, &sums, &axes);
         Ok(b.finish()?)
     }
 }
@@ -251,13 +266,10 @@ fn sum_partial<'b>(
     sum(b, &parts, dtype)
 }
 
-/// The norm, and the coefficient that clips it. If the loss is scaled, also whether the norm is
-/// finite, and the scale. Gives the coefficient.
-pub(super) fn finish<'b>(
-    loss: Tensor<'b>,
-    squares: Tensor<'b>,
-    training: &TrainingScript<'_>,
-) -> Tensor<'b> {
+/// The norm, and the coefficient that clips it, from loss and squares; then, if the loss is scaled or rows of experts
+/// are counted that found no room, whether anything is updated; the scale; the number of these rows. Gives the coefficient.
+pub(super) fn finish<'b>(sums: &[Tensor<'b>], training: &TrainingScript<'_>) -> Tensor<'b> {
+    let (loss, squares, lacking) = (sums[0], sums[1], sums.get(2).copied());
     let (b, dtype) = (loss.builder(), loss.ty().dtype);
     let scale = training.scaling.map(|_| b.scalar(Scalar::LossScale.name()));
     let unscaled = scale.map(|scale| scale.unary(UnaryKind::Recip));
@@ -271,24 +283,28 @@ pub(super) fn finish<'b>(
     b.probe("loss", loss);
     b.probe("grad_norm", norm);
     b.port("clip", Role::Scalar, unscaled.map_or(coefficient, |by| coefficient * by));
-    if let Some(scale) = scale {
-        // Zero times infinity, or times NaN, is NaN, and so not zero.
+    let is_zero = |number: Tensor<'b>| {
         let zero = b.constant(dtype, [], 0.0);
-        let finite = squares.scale(0.0).compare(CompareKind::Eq, zero);
-        b.port("go", Role::Scalar, finite.select(one, zero));
-        b.probe("loss_scale", scale);
-    }
+        number.compare(CompareKind::Eq, zero).select(one, zero)
+    };
+    // Zero times infinity, or times NaN, is NaN, and so not zero.
+    let finite = scale.map(|_| is_zero(squares.scale(0.0)));
+    let roomy = lacking.map(is_zero);
+    let go = finite.into_iter().chain(roomy).reduce(|a, b| a * b);
+    go.into_iter().for_each(|go| b.port("go", Role::Scalar, go));
+    scale.into_iter().for_each(|scale| b.probe("loss_scale", scale));
+    lacking.into_iter().for_each(|lacking| b.probe("lacking", lacking));
     coefficient
 }
 
-/// Returns two numbers side by side, partial over these axes.
-fn both<'b>(b: &'b Builder, loss: Tensor<'b>, squares: Tensor<'b>, axes: &[Axis]) {
-    let pair = [loss, squares].map(|number| to_partial(number, axes).reshape([1]));
-    b.port("sums", Role::Loss, b.concat(&pair, 0));
+/// Returns numbers side by side, partial over these axes.
+fn side_by_side<'b>(b: &'b Builder, numbers: &[Tensor<'b>], axes: &[Axis]) {
+    let each: Vec<_> = numbers.iter().map(|own| to_partial(*own, axes).reshape([1])).collect();
+    b.port("sums", Role::Loss, b.concat(&each, 0));
 }
 
-fn apart(pair: Tensor<'_>) -> [Tensor<'_>; 2] {
-    [0, 1].map(|i| pair.slice(0, i, 1).reshape([]))
+fn apart(all: Tensor<'_>) -> Vec<Tensor<'_>> {
+    (0..all.shape()[0]).map(|i| all.slice(0, i, 1).reshape([])).collect()
 }
 
 fn all_axes(mesh: &Mesh) -> Vec<Axis> {
@@ -306,8 +322,8 @@ fn transient(script: &mut Script, number: Number, bytes: usize) -> BufferId {
     })
 }
 
-/// The buffers of the losses that the script's runs give, and their types.
-fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
+/// The buffers of the losses that the script's runs give and that count into a number, and their types.
+fn losses(script: &Script, into: Number) -> Vec<(BufferId, TensorType)> {
     let mut losses = Vec::new();
     for action in &script.actions {
         let Some(run) = action.run() else { continue };
@@ -315,7 +331,8 @@ fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
         for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
             // A recomputed forward writes the same loss into the same buffer.
             let known = |(buffer, _): &(BufferId, TensorType)| *buffer == view.buffer;
-            if port.role == Role::Loss && !losses.iter().any(known) {
+            let counts = port.role == Role::Loss && Number::of_loss(&port.name) == into;
+            if counts && !losses.iter().any(known) {
                 losses.push((view.buffer, program.ty(port.value).clone()));
             }
         }

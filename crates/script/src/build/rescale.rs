@@ -2,7 +2,7 @@
 //!
 //! After an overflow the count of good steps starts again; the scale is halved, unless there is
 //! hysteresis left, which is used up first. After a window of good steps the scale is doubled and
-//! the hysteresis is full again.
+//! the hysteresis is full again. A step that is taken again, because rows of experts found no room, decides nothing.
 
 use phalanx_ir::ops::CompareKind;
 use phalanx_ir::{Builder, DType, Program, Role, Tensor};
@@ -18,25 +18,36 @@ pub(super) fn append(
     scalars: &[StateScalar],
     training: &TrainingScript<'_>,
     scaling: LossScaling,
-    go: BufferId,
+    (go, lacks): (BufferId, Option<BufferId>),
 ) -> Result<(), ScriptError> {
     let kept: Vec<_> = scalars.iter().map(|scalar| whole(scalar.buffer)).collect();
-    let program = program(scaling, training.precision.state)?;
+    let program = program(scaling, training.precision.state, lacks.is_some())?;
     let program = training.world.library.placed(&program);
-    let inputs = [whole(go)].into_iter().chain(kept.iter().copied()).collect();
+    let told = [go].into_iter().chain(lacks).map(whole);
+    let inputs = told.chain(kept.iter().copied()).collect();
     push(script, "loss scale", program, inputs, &kept, None);
     Ok(())
 }
 
-/// From `go` and the four numbers to the new numbers.
-fn program(scaling: LossScaling, dtype: DType) -> Result<Program, ScriptError> {
+/// From `go`, how many rows found no room, and the four numbers to the new numbers.
+fn program(scaling: LossScaling, dtype: DType, bounded: bool) -> Result<Program, ScriptError> {
     let b = Builder::new("loss_scale", dtype);
     let go = b.scalar("go");
+    let lacks = bounded.then(|| b.scalar("lacking"));
     let old = scaling.scalars().map(|(scalar, _)| b.scalar(scalar.name()));
     let [scale, good, left, applied] = old;
     let new = match scaling.rule {
         None => [scale, good, left],
         Some(rule) => ruled(&b, rule, go, [scale, good, left]),
+    };
+    let new = match lacks.filter(|_| scaling.rule.is_some()) {
+        None => new,
+        Some(lacks) => {
+            let again = lacks.compare(CompareKind::Gt, b.constant(dtype, [], 0.0));
+            // Copies: new numbers are written over the old ones, which nothing may read any more.
+            let kept = [scale, good, left].map(|old| old.scale(1.0));
+            std::array::from_fn(|i| again.select(kept[i], new[i]))
+        }
     };
     for (value, (scalar, _)) in new.into_iter().chain([applied + go]).zip(scaling.scalars()) {
         b.port(scalar.name(), Role::State, value);

@@ -122,7 +122,7 @@ impl<'a> Rounds<'a> {
             None => self.share(script, rounds)?,
             Some(clipped) => clipped,
         };
-        Ok(StepNumbers { coefficient, go: None })
+        Ok(StepNumbers { coefficient, go: None, lacks: None })
     }
 
     /// Appends what is left of the numbers of all steps: those of the script before, and this script's own, unless
@@ -274,8 +274,8 @@ impl<'a> Rounds<'a> {
         let coefficient = number(script, Number::Clip, round, (size, Source::Script));
         let outputs = [loss, grad_norm, coefficient].map(whole);
         let all = norm::all_ranks(self.training.world)?;
-        let program = norm::over_all(&all.0, dtype, |loss, squares| {
-            norm::finish(loss, squares, &self.training);
+        let program = norm::over_all(&all.0, (dtype, 2), |sums| {
+            norm::finish(sums, &self.training);
         })?;
         let program = script.program_of(self.training.world.library.placed(&program), all.1);
         let inputs: Vec<View> = vec![whole(own)];

@@ -59,6 +59,11 @@ impl<'a> Training<'a> {
         part: Option<AheadPart>,
     ) -> Result<Self, ScriptError> {
         let TrainingScript { world, at, precision, .. } = *training;
+        let waits = world.updates.is_none() && part.is_none();
+        if world.counts_lacking() && !waits {
+            let why = "rows of experts have bounds, but updates do not wait for all ranks to say that they had room";
+            return Err(ScriptError::Schedule(why.to_owned()));
+        }
         let State { units, buffers, .. } = state;
         let commits = part.is_some_and(AheadPart::commits);
         let mut binder = Binder::new(world, at.stage_group, script);
@@ -185,7 +190,8 @@ impl<'a> Training<'a> {
         self.messenger.finish(&mut script);
         numbers.go = numbers.go.or(self.ahead.and_then(|ahead| ahead.valid()));
         if let (Some(scaling), Some(go)) = (training.scaling, numbers.go) {
-            rescale::append(&mut script, &state.scalars, training, scaling, go)?;
+            let told = (go, numbers.lacks);
+            rescale::append(&mut script, &state.scalars, training, scaling, told)?;
         }
         finish::append(&mut script, state, training, numbers, &mut self.versions, None)?;
         Ok(script)

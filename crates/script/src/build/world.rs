@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_call::Message;
-use phalanx_ir::{Instance, Model};
+use phalanx_ir::{Instance, Model, Program, Role};
 
 use super::RankPlace;
 use super::links::Links;
@@ -15,7 +15,7 @@ use super::ties::{self, Tie};
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
 use crate::error::ScriptError;
-use crate::key::{BufferKey, Scalar};
+use crate::key::{BufferKey, Number, Scalar};
 use crate::library::Library;
 use crate::names::Names;
 use crate::parked::ParkedMove;
@@ -56,6 +56,15 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
+    /// Whether the model counts rows of experts that found no room.
+    pub(super) fn counts_lacking(&self) -> bool {
+        let counts = |program: &Program| {
+            let mut losses = program.outputs_with(Role::Loss);
+            losses.any(|port| Number::of_loss(&port.name) == Number::Lacking)
+        };
+        self.model.segments().iter().any(counts)
+    }
+
     /// Finds what ranks have in common.
     pub fn new(
         model: &'a Model,

@@ -1,6 +1,6 @@
 //! The experts that a configuration describes.
 
-use phalanx_config::{AuxScopeKind, ModelConfig, NonNegative, ParallelConfig, RouterKind};
+use phalanx_config::{AuxScopeKind, ModelConfig, NonNegative, ParallelConfig, RouterKind, TpKind};
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
 use phalanx_models::{AuxScope, Experts, LateExperts, Router};
 
@@ -38,6 +38,9 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
         },
         capacity: places(config.capacity),
         parts: parallel.ep.get(),
+        slack: parallel.slack(),
+        // Where other axes divide samples too, a region of several would not fit on a rank.
+        regions: (parallel.tp_kind == TpKind::OneD).then_some(parallel.dp.get()),
         group: Some(config.group.get()),
         ffn: spec.expert_ffn,
         every: spec.every,

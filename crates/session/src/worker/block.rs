@@ -43,6 +43,7 @@ impl<E: Engine> RankWorker<E> {
         };
         // The batch lies where the last step can be repeated, whatever used its memory.
         let (step, seed) = (steps.end - 1, self.settings.seed);
+        self.last = ScriptKey::Train;
         let train = self.scripts.get_mut(&ScriptKey::Train);
         let train = train.ok_or_else(|| without(ScriptKey::Train))?;
         batches.with(step, &mut |data, lr| {

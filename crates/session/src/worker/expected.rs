@@ -3,7 +3,6 @@
 use phalanx_engine::Engine;
 use phalanx_error::Result;
 use phalanx_runtime::ScriptId;
-use phalanx_script::ScriptKey;
 
 use super::RankWorker;
 use crate::command::BatchSource;
@@ -18,7 +17,7 @@ impl<E: Engine> RankWorker<E> {
         batches: &dyn BatchSource,
     ) -> Result<()> {
         self.executor.begin(id)?;
-        if let Some(train) = self.scripts.get_mut(&ScriptKey::Train) {
+        if let Some(train) = self.scripts.get_mut(&self.ladder.key()) {
             let seed = self.settings.seed;
             let expected = batches.with_next(step, &mut |data, lr| {
                 let scalars = Scalars { lr, step: step + 1, seed };

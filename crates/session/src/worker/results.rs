@@ -13,7 +13,7 @@ use phalanx_script::{BufferKey, Number, Scalar, StateKind};
 use super::RankWorker;
 use crate::forward::{read_number, read_scalar, read_scalar_of};
 use crate::store::assemble;
-use crate::{StateRange, StepResult, StepScale};
+use crate::{StateRange, StepResult, StepRoom, StepScale};
 
 impl<E: Engine> RankWorker<E> {
     /// The numbers of a step that a script was just run for, counted from 0 in the script.
@@ -32,7 +32,7 @@ impl<E: Engine> RankWorker<E> {
         let mut read = |number| read_scalar_of(&mut self.executor, train, &key(number), bytes);
         let (loss, grad_norm) = (read(Number::Loss)?, read(Number::GradNorm)?);
         let scaling = self.settings.scaling.map(|_| self.scaled(train, step)).transpose()?;
-        Ok(StepResult { loss, grad_norm, scaling, repeated: false })
+        Ok(StepResult { loss, grad_norm, scaling, repeated: false, room: StepRoom::default() })
     }
 
     /// How the loss of the step that was just run was scaled.

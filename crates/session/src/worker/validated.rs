@@ -10,11 +10,11 @@ use phalanx_script::{AheadPart, BufferKey, Number, Outcome, ScriptKey};
 
 use super::RankWorker;
 use super::load::LoadCounter;
-use crate::StepResult;
 use crate::command::{BatchSource, StepReply};
 use crate::feed::Scalars;
 use crate::forward::{read_scalar, read_scalar_of};
 use crate::lowered::BLOCK;
+use crate::{StepResult, StepRoom};
 
 impl<E: Engine> RankWorker<E> {
     /// Runs a block of steps, and gives their results. Nothing is left to commit at its end.
@@ -87,7 +87,8 @@ impl<E: Engine> RankWorker<E> {
         };
         let (loss, grad_norm) = (read(Number::Loss)?, read(Number::GradNorm)?);
         let valid = read(Number::Go)? == 1.0;
-        Ok((StepResult { loss, grad_norm, scaling: None, repeated: false }, valid))
+        let (scaling, repeated, room) = (None, false, StepRoom::default());
+        Ok((StepResult { loss, grad_norm, scaling, repeated, room }, valid))
     }
 
     /// Whether the gradients of a step that waited for its norm were multiplied by anything but one.

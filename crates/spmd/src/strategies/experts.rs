@@ -44,6 +44,9 @@ pub struct ExpertParallel {
     pub exchange: ExpertExchange,
     /// The axis whose ranks have the same rows: the one of tensor parallelism.
     pub alike: String,
+    /// Room for packed rows in the exchanges of most steps, as a multiple of the even share; none: that of the types.
+    /// What is cheaper does not change with the bound of a step.
+    pub slack: Option<f64>,
 }
 
 /// How tokens meet their experts.
@@ -76,7 +79,7 @@ impl ExpertParallel {
     /// Over so many ranks of `dp`, by the exchange that moves less.
     pub fn over(ranks: usize) -> Self {
         let (axis, alike) = ("dp".to_owned(), "tp".to_owned());
-        Self { axis, ranks, exchange: ExpertExchange::default(), alike }
+        Self { axis, ranks, exchange: ExpertExchange::default(), alike, slack: None }
     }
 
     /// The parts of the axis that experts are distributed to, as samples are.
@@ -105,7 +108,12 @@ impl ExpertParallel {
             | ExpertExchange::Coordinated
             | ExpertExchange::Weights => false,
             ExpertExchange::AllGather => true,
-            ExpertExchange::Cheapest => found.places(program) > self.ranks * found.tokens(program),
+            ExpertExchange::Cheapest => {
+                let packed = self.slack.filter(|_| !found.counts.is_empty());
+                let places = packed.map(|slack| slack * found.choices(program) as f64);
+                let places = places.unwrap_or(found.places(program) as f64);
+                places > (self.ranks * found.tokens(program)) as f64
+            }
         }
     }
 }
@@ -245,6 +253,11 @@ impl Routed {
     fn places(&self, program: &Program) -> usize {
         let shape = &program.ty(self.rows).shape;
         shape[0] * shape[shape.len() - 2]
+    }
+
+    /// Choices of all tokens of a group.
+    fn choices(&self, program: &Program) -> usize {
+        program.ty(self.sent[1]).shape.iter().rev().take(2).product()
     }
 
     /// Tokens of a group.

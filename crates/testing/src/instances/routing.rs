@@ -49,9 +49,10 @@ impl Cases {
         self.add(Combine, &[&y, slot]);
         self.add(Combine, &[&y, slot, &gates]);
         self.add(GateGrad, &[&x, &y, slot]);
-        for parts in [1, 5] {
-            self.add(Queue { experts, parts }, &[index]);
-            self.add(Queue { experts, parts }, &[index, &stands]);
+        // With room for all, and with less than some regions need.
+        for (parts, room) in [(1, 12), (5, 6), (1, 7), (5, 2)] {
+            self.add(Queue { experts, parts, room }, &[index]);
+            self.add(Queue { experts, parts, room }, &[index, &stands]);
         }
     }
 

@@ -44,12 +44,23 @@ pub struct MoeLine {
     pub max_over_mean: f64,
     /// The share of all choices that found no place.
     pub dropped: f64,
+    /// Room for the rows of a rank's experts as a multiple of their even share, where it is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<f64>,
+    /// How many times the step was taken again, because rows found no room.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub repeats: usize,
 }
 
-impl From<&ExpertLoad> for MoeLine {
-    fn from(load: &ExpertLoad) -> Self {
-        Self { max_over_mean: load.max_over_mean(), dropped: load.dropped }
+impl MoeLine {
+    /// The load of a step that had this room.
+    pub fn new(load: &ExpertLoad, room: Option<f64>, repeats: usize) -> Self {
+        Self { max_over_mean: load.max_over_mean(), dropped: load.dropped, room, repeats }
     }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// A number; JSON has none for infinity and NaN, which a step that overflowed may have.
@@ -126,6 +137,26 @@ impl Repeated {
     /// The event as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         event("repeated", self)
+    }
+}
+
+/// A step that was taken again, because rows of experts found no room.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct LackedRoom {
+    /// The step.
+    pub at_step: usize,
+    /// Rows that found no room the first time, over all layers and micro-batches.
+    pub lacking: u64,
+    /// How many times it was taken again.
+    pub repeats: usize,
+    /// The room that it had in the end, as a multiple of the even share of a rank's experts.
+    pub room: f64,
+}
+
+impl LackedRoom {
+    /// The event as a line of JSON, without the line break.
+    pub fn to_json(&self) -> String {
+        event("lacked_room", self)
     }
 }
 

@@ -72,13 +72,16 @@ impl StepLine {
         parts.extend(score(self.loss_z, 5));
         let accuracy = self.step.accuracy.map(|share| format!("accuracy {:.1}%", 100.0 * share));
         parts.extend(accuracy.map(|text| part(1, "1;32", text)));
-        if let Some(MoeLine { max_over_mean, dropped }) = self.step.moe {
+        if let Some(MoeLine { max_over_mean, dropped, room, repeats }) = self.step.moe {
             let lost = if dropped > 0.0 {
                 format!(" dropped {:.1}%", 100.0 * dropped)
             } else {
                 String::new()
             };
             parts.push(part(3, "35", format!("moe max/mean {max_over_mean:.2}{lost}")));
+            if let Some(room) = room.filter(|_| repeats > 0) {
+                parts.push(part(1, "1;31", format!("again, with room {room:.2}")));
+            }
         }
         parts.push(part(4, "33", format!("gnorm {grad_norm:.2}")));
         parts.extend(score(self.grad_norm_z, 6));

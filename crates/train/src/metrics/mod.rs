@@ -7,8 +7,8 @@ mod plot;
 mod zscore;
 
 pub use jsonl::{
-    EvaluationLine, MoeLine, OneRank, Repeated, RestartLine, Resumed, SavedLine, Step, Summary,
-    Taken,
+    EvaluationLine, LackedRoom, MoeLine, OneRank, Repeated, RestartLine, Resumed, SavedLine, Step,
+    Summary, Taken,
 };
 pub use line::{GpuPart, StepLine};
 pub use load_plot::LoadPlot;

@@ -47,6 +47,7 @@ impl Run<'_> {
             _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
         };
         let notes = self.loaded.notes.iter().map(|note| format!("note   {note}"));
+        let rooms = self.session.rooms().map(|rooms| format!("rooms  {}", rooms.describe()));
         let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
         let lines = [
             format!("config {}", self.loaded.origin()),
@@ -60,9 +61,9 @@ impl Run<'_> {
                 parts.join(", ")
             ),
             format!("moves  {}", self.moves()),
-            format!("run    {dir}"),
         ];
-        lines.into_iter().chain(resumed).chain(notes).chain([String::new()]).collect()
+        let lines = lines.into_iter().chain(rooms).chain([format!("run    {dir}")]);
+        lines.chain(resumed).chain(notes).chain([String::new()]).collect()
     }
 
     /// What a reader wants to know of the checkpoint that a run goes on from.

@@ -30,6 +30,7 @@ mod planted;
 mod played;
 mod replicas;
 mod rolling;
+mod rooms;
 mod split;
 mod stages;
 mod support;
