@@ -248,7 +248,10 @@ impl Experts {
             }
             None => {
                 let shape = self.regions_of([batch, groups, tokens]);
-                let wide = |x: Tensor<'b>, last| x.reshape([shape[0], shape[1], shape[2], last]);
+                let wide = |x: Tensor<'b>, last| match shape == [batch, groups, tokens] {
+                    true => x,
+                    false => x.reshape([shape[0], shape[1], shape[2], last]),
+                };
                 let [index, gates] = [index, gates].map(|x| wide(x, k));
                 let (of, stands) = (self.queue(shape[2], purpose), stands.map(|x| wide(x, k)));
                 let (rows, slot, counts) = wide(x, width).queue(index, of, stands);

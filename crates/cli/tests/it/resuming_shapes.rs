@@ -42,6 +42,20 @@ fn shapes_of_ranks_go_on_with_the_same_bits() {
     LAYOUTS.into_iter().for_each(goes_on_with_the_same_bits);
 }
 
+/// Steps are taken again, because rows of experts find no room; what is saved beside such steps is saved before them.
+#[test]
+fn steps_that_lacked_room_go_on_with_the_same_bits() {
+    let ranks = ["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=all-to-all"];
+    let experts = ["model.experts=4", "model.capacity=0", "parallel.expert_slack=1"];
+    let sets = [&ranks[..], &experts].concat();
+    goes_on_with_the_same_bits(&sets);
+    let dir = tempfile::tempdir().unwrap();
+    let lines = run(dir.path(), "again", 2, &sets).json();
+    let lacked = lines.iter().find(|line| line["event"] == "lacked_room").unwrap();
+    assert!(lacked["lacking"].as_u64() > Some(0) && lacked["repeats"] == 1, "{lacked}");
+    assert_eq!(lacked["room"], 2.0);
+}
+
 /// What they save any other layout reads: each goes on as the next one, in f64, beside a run that was never stopped.
 #[test]
 fn shapes_of_ranks_go_on_as_each_other() {

@@ -212,7 +212,10 @@ impl Sums<'_> {
             let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
             b.apply(SumSquares, &[gradient])
         });
-        let lacking = self.lacking.unwrap_or_default();
+        let lacking: &[_] = match self.lacking {
+            Some(counted) => counted,
+            None => &[],
+        };
         let mut losses = loss_inputs(b, &[self.losses, lacking].concat());
         let lacking = losses.split_off(self.losses.len());
         let all = [losses, squares.collect(), lacking];

@@ -337,6 +337,11 @@ mod tests {
         let evaluation = EvaluationLine { after_step: 50, val_loss: 2.5, val_accuracy: None };
         assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
         let compared = OneRank { steps: 20, loss_max_rel: 2.5e-7 };
+        let lacked = LackedRoom { at_step: 3, lacking: 41, repeats: 1, room: 2.5 };
+        assert_eq!(
+            lacked.to_json(),
+            r#"{"event":"lacked_room","at_step":3,"lacking":41,"repeats":1,"room":2.5}"#
+        );
         assert_eq!(Repeated { at_step: 7 }.to_json(), r#"{"event":"repeated","at_step":7}"#);
         let text = r#"{"event":"one_rank","steps":20,"loss_max_rel":2.5e-7}"#;
         assert_eq!(compared.to_json(), text);

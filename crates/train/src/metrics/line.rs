@@ -259,6 +259,19 @@ mod tests {
     }
 
     #[test]
+    fn experts_tell_their_load_and_a_step_that_was_taken_again() {
+        let mut line = example();
+        let mut moe = MoeLine { max_over_mean: 1.5, dropped: 0.0, room: Some(1.25), repeats: 0 };
+        line.step.moe = Some(moe);
+        let text = line.text(false, None);
+        assert!(text.contains("  moe max/mean 1.50  gnorm"), "{text}");
+        (moe.room, moe.repeats) = (Some(2.5), 1);
+        line.step.moe = Some(moe);
+        let text = line.text(false, None);
+        assert!(text.contains("  moe max/mean 1.50  again, with room 2.50  gnorm"), "{text}");
+    }
+
+    #[test]
     fn unknown_parts_are_left_out() {
         let line = StepLine {
             loss_z: None,
