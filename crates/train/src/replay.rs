@@ -39,7 +39,8 @@ impl Replay {
         if !loaded.is_default_run || settings.parallel.ranks() == 1 {
             return Ok(None);
         }
-        let models = Models::trained(models.train.clone());
+        // With room for all rows of experts, so that steps that were taken again are compared with steps that were not.
+        let models = Models::trained(models.with_all_room().train);
         let alone = Settings {
             parallel: settings.on_one_rank(&models.train)?,
             // A memory limit for each of many ranks does not apply to one rank that holds
