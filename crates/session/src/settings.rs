@@ -277,7 +277,8 @@ impl Settings {
         if !splits && !searches {
             return Ok(self);
         }
-        let costs = measure::costs_of_job(models, &self)?;
+        // What is measured reads zeros, of which all tokens take the same experts.
+        let costs = measure::costs_of_job(&models.with_all_room(), &self)?;
         let pipeline = &mut self.parallel.pipeline;
         if splits {
             pipeline.split = StageSplit::Costs(costs.iter().map(InstanceCosts::seconds).collect());
