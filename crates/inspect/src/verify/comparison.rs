@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     fn result(grad_norm: f64, scaling: Option<StepScale>) -> StepResult {
-        StepResult { loss: 1.0, grad_norm, scaling, repeated: false }
+        StepResult { loss: 1.0, grad_norm, scaling, repeated: false, room: Default::default() }
     }
 
     fn scale(loss_scale: f64, overflowed: bool, skipped: u64) -> Option<StepScale> {
