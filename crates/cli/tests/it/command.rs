@@ -127,3 +127,16 @@ pub(crate) fn small_run(dir: &Path) {
     let settings = ["--set", "train.steps=3", "--set", "run.name=a"];
     phalanx(dir, &[&["train"], SMALL, &settings]).ok();
 }
+
+/// The command as another build would be: with another number of its linker, or, where linkers leave none, other bytes.
+pub(crate) fn another_build() -> Vec<u8> {
+    let mut bytes = std::fs::read(env!("CARGO_BIN_EXE_phalanx")).unwrap();
+    bytes.push(0);
+    // A note of kind 3 by `GNU`; the number follows its name.
+    let kind_and_name = b"\x03\0\0\0GNU\0";
+    let found = bytes.windows(kind_and_name.len()).position(|window| window == kind_and_name);
+    if let Some(at) = found {
+        bytes[at + kind_and_name.len()] ^= 1;
+    }
+    bytes
+}

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::command::{Done, first_step, phalanx};
+use crate::command::{Done, another_build, first_step, phalanx};
 use crate::processes::{TINY, kill, numbers, sets};
 
 const TWO_HOSTS: &str = "# both are here\n127.0.0.1 slots=1\nlocalhost slots=1\n";
@@ -104,8 +104,7 @@ fn a_host_with_another_build_is_named_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     prepare(dir.path(), TWO_HOSTS);
     let own = env!("CARGO_BIN_EXE_phalanx");
-    let bytes = [std::fs::read(own).unwrap(), vec![0]].concat();
-    std::fs::write(dir.path().join("other"), bytes).unwrap();
+    std::fs::write(dir.path().join("other"), another_build()).unwrap();
     let shell = format!(
         "#!/bin/sh\nhost=$1\nshift\nchmod +x other\n\
          [ $host != localhost ] || set -- $(echo \"$*\" | sed \"s,{own},./other,\")\nsh -c \"$*\"\n"

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::command::{Done, SMALL, first_step, phalanx, under};
+use crate::command::{Done, SMALL, another_build, first_step, phalanx, under};
 
 /// `tiny`, a few steps, one thread for each rank.
 pub(crate) const TINY: &[&str] =
@@ -388,9 +388,7 @@ fn what_is_wrong_with_processes_started_by_hand_is_said_once() {
 fn a_rank_of_another_build_is_named_by_all() {
     let dir = tempfile::tempdir().unwrap();
     let other = dir.path().join("other");
-    let mut bytes = std::fs::read(env!("CARGO_BIN_EXE_phalanx")).unwrap();
-    bytes.push(0);
-    std::fs::write(&other, bytes).unwrap();
+    std::fs::write(&other, another_build()).unwrap();
     std::fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let script = "if [ $RANK = 1 ]; then exec ./other \"$@\"; else exec \"$0\" \"$@\"; fi";
     let words = [&["launch", "-n", "2", "--exec", "sh", "-c", script][..]];
