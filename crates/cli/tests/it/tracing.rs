@@ -166,7 +166,7 @@ fn one_rank_has_a_timeline_too() {
     let (_, events, drawing) = traced(dir.path(), &settings);
     assert!(turns(&events, 0).starts_with("F0 FBW0 BW0 F1"), "{}", turns(&events, 0));
     assert!(events.iter().all(|e| e["pid"] == 0 && e["ph"] != "s"));
-    assert_eq!(drawing.matches(">device 0<").count(), 2);
+    assert_eq!(drawing.matches(">rank 0<").count(), 2);
 }
 
 #[test]

@@ -107,18 +107,19 @@ impl Flow {
         let group = |instance: usize| {
             let place = self.place(instance, microbatch, Direction::Forward);
             let found = place.map(|place| place.stage_group);
-            found.or_else(|| self.elsewhere(instance, microbatch)).ok_or(instance)
+            found.or_else(|| self.elsewhere(instance, microbatch))
         };
         let empty = microbatch >= self.real;
-        let first = match group(source) {
-            Err(_) if empty => return Ok(Vec::new()),
-            found => found?,
+        let Some(first) = group(source) else {
+            return if empty { Ok(Vec::new()) } else { Err(source) };
         };
         let mut stops = vec![Stop { stage_group: first, holder: source, readers: Vec::new() }];
         for &reader in wiring.readers(source, boundary) {
-            let stage_group = match group(reader) {
-                Err(_) if empty => continue,
-                found => found?,
+            let Some(stage_group) = group(reader) else {
+                if empty {
+                    continue;
+                }
+                return Err(reader);
             };
             match stops.last_mut() {
                 Some(last) if last.stage_group == stage_group => last.readers.push(reader),

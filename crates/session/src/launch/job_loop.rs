@@ -159,7 +159,7 @@ impl<'a> JobLoop<'a> {
         }
         if interrupt::requests() > self.passed {
             self.passed += 1;
-            // Processes in the background of a script ignore SIGINT from everybody.
+            // Processes in the background of a script ignore SIGINT, whichever process sends it.
             self.crew.send(match interrupt::by_keys() {
                 true => Signal::Interrupt,
                 false => Signal::Terminate,
