@@ -238,15 +238,18 @@ impl Config {
     fn check_split_batch(&self, values: &mut Values) {
         let (batch, holders) = (self.train.batch_size.get(), &self.parallel.holders);
         let usual = self.parallel.dp.get().saturating_mul(self.train.microbatches.get());
+        // A square or cube of ranks divides samples, too.
+        let samples = self.parallel.tensor_shape().map_or(1, |shape| shape.samples);
         // Micro-batches that are not whole already are refused elsewhere.
         let whole = |count: &usize| {
-            !batch.is_multiple_of(usual) || batch.is_multiple_of(usual.saturating_mul(*count))
+            let each = usual.saturating_mul(*count).saturating_mul(samples);
+            !batch.is_multiple_of(usual.saturating_mul(samples)) || batch.is_multiple_of(each)
         };
         let first = holders.0.iter().position(|count| !whole(count));
         let keys = [HOLDERS, "train.batch_size", "train.microbatches", "parallel.dp"];
         values.rule(&keys, first.is_none(), || {
             let stage = first.unwrap_or(0);
-            let each = usual.saturating_mul(holders.0[stage]);
+            let each = usual.saturating_mul(holders.0[stage]).saturating_mul(samples);
             Problem::new(format!(
                 "the {} holders of stage {stage} cannot split micro-batches of {} sequences",
                 holders.0[stage],

@@ -126,7 +126,12 @@ impl Lowered {
         if models.roomier.len() > usize::from(ScriptKey::BOUNDS) {
             let (most, found) = (ScriptKey::BOUNDS, models.roomier.len());
             let problem = Problem::new(format!("{found} bounds of the room for rows of experts"));
-            return Err(Error::refused(problem.nearest(format!("a larger first one: {most}"))));
+            let why = format!(
+                "a session has scripts for {most}, each with twice the room of the one before"
+            );
+            return Err(Error::refused(
+                problem.because(why).fix("a larger parallel.expert_slack, or 0"),
+            ));
         }
         let stage_groups = settings.parallel.stage_groups()?;
         let parts = settings.microbatches;

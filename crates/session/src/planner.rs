@@ -63,17 +63,16 @@ impl<'a> Planner<'a> {
         let mut roomier: BTreeMap<u8, Vec<World<'a>>> = BTreeMap::new();
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
-            let world = |stage_groups| {
+            let world = |model, stage_groups| {
                 let parts = lowered.settings.microbatches;
-                let world = World::stepping(&lowered.model, stage_groups, library.clone(), parts);
-                world.map(|world| world.updated(lowered.updates.clone()))
+                let world = World::stepping(model, stage_groups, library.clone(), parts);
+                let updated = world.map(|world| world.updated(lowered.updates.clone()));
+                updated.map(|world| world.parking(lowered.moves.clone()))
             };
-            let own = world(stage_groups)?.parking(lowered.moves.clone());
-            train.push(own.previewing(lowered.goes_ahead()));
+            train.push(world(&lowered.model, stage_groups)?.previewing(lowered.goes_ahead()));
             for (bound, model) in (1..).zip(&lowered.roomier) {
                 let stage_groups = lowered.roomier_groups_of(replica, usize::from(bound));
-                let world = World::new(model, stage_groups, library.clone())?;
-                roomier.entry(bound).or_default().push(world.parking(lowered.moves.clone()));
+                roomier.entry(bound).or_default().push(world(model, stage_groups)?);
             }
             for row in lowered.rows.iter().filter(|_| lowered.rolls()) {
                 let stage_groups = lowered.row_groups_of(replica, row);

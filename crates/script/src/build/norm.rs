@@ -210,7 +210,13 @@ impl Sums<'_> {
         let squares = self.units.iter().map(|unit| {
             let ty = unit.updated(precision.grads, ranks.mesh);
             let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
-            b.apply(SumSquares, &[gradient])
+            let squares = b.apply(SumSquares, &[gradient]);
+            // Holders of a stage are updated with the mean of what they add up.
+            let timing = self.training.world.timing(unit);
+            match timing.expect("a unit of a script is updated at one time").holders {
+                1 => squares,
+                holders => squares.scale(1.0 / (holders * holders) as f64),
+            }
         });
         let lacking: &[_] = match self.lacking {
             Some(counted) => counted,

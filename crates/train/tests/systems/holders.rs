@@ -113,6 +113,8 @@ struct ByHand {
     delay: usize,
     /// The sum of gradients since the last update.
     sum: Option<Vec<f64>>,
+    /// The sum of squares of the gradient that the last update took.
+    squares: f64,
 }
 
 impl ByHand {
@@ -134,6 +136,7 @@ impl ByHand {
         let mut next = self.history[self.history.len() - 1].clone();
         let share = 1.0 / self.each as f64;
         let sum = self.sum.take().unwrap();
+        self.squares = sum.iter().map(|g| (g * share).powi(2)).sum();
         let [m, v] = &mut self.moments;
         for (i, w) in next.iter_mut().enumerate() {
             let g = sum[i] * share;
@@ -160,8 +163,8 @@ fn rule(loaded: &Loaded) -> (Updates, usize) {
 }
 
 /// Stage s with r holders updates by the mean of r micro-batches, and reads weights that are as many of its own updates old as its
-/// delay says.
-fn by_hand(case: Case, own: &Loaded, adam: bool, steps: &[Batch]) -> Weights {
+/// delay says. Beside the weights, the norm of the last updates' gradients.
+fn by_hand(case: Case, own: &Loaded, adam: bool, steps: &[Batch]) -> (Weights, f64) {
     let (updates, _) = rule(own);
     let model = models(own).train;
     let mut oracle = Oracle::new(case);
@@ -174,7 +177,8 @@ fn by_hand(case: Case, own: &Loaded, adam: bool, steps: &[Batch]) -> Weights {
             let zeros = vec![0.0; first.len()];
             let (each, delay) = (updates.holders[index], updates.delays[index]);
             let moments = [zeros.clone(), zeros];
-            let hand = ByHand { history: vec![first], moments, each, delay, sum: None };
+            let (sum, squares) = (None, 0.0);
+            let hand = ByHand { history: vec![first], moments, each, delay, sum, squares };
             params.insert(name, hand);
         }
     }
@@ -187,7 +191,9 @@ fn by_hand(case: Case, own: &Loaded, adam: bool, steps: &[Batch]) -> Weights {
             }
         }
     }
-    params.into_iter().map(|(name, mut hand)| (name, hand.history.pop().unwrap())).collect()
+    let norm = params.values().map(|hand| hand.squares).sum::<f64>().sqrt();
+    let last = params.into_iter().map(|(name, mut hand)| (name, hand.history.pop().unwrap()));
+    (last.collect(), norm)
 }
 
 /// To the last bit, with SGD and with AdamW, whose steps are counted by stage.
@@ -197,11 +203,11 @@ fn stages_follow_their_own_delayed_equations() {
         for (kind, adam) in [("optim.kind=sgd", false), ("optim.kind=adamw", true)] {
             let own = loaded(case, &[kind, "optim.weight_decay=0"]);
             let steps = batches(&own, 3);
-            let expected = by_hand(case, &own, adam, &steps);
+            let (expected, norm) = by_hand(case, &own, adam, &steps);
             let mut pipe = of(&own);
-            for batch in &steps {
-                step(&mut pipe, batch, LR);
-            }
+            let told = steps.iter().map(|batch| step(&mut pipe, batch, LR).grad_norm);
+            let told = told.last().unwrap();
+            assert!((told / norm - 1.0).abs() < 1e-12, "{case:?}, {kind}: {told}, not {norm}");
             for (name, found) in weights(&mut pipe) {
                 let same =
                     found.iter().zip(&expected[&name]).all(|(a, b)| a.to_bits() == b.to_bits());

@@ -62,7 +62,10 @@ fn same(sets: &[&str]) -> Vec<StepRoom> {
 fn steps_that_lack_room_leave_the_bits_of_those_that_do_not() {
     let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
     let ep4 = ["parallel.dp=4", "parallel.ep=4", "parallel.expert_exchange=all-to-all"];
-    let cases: [(&[&str], &[&str]); 10] = [
+    let vectorised = ["parallel.pp=2", "parallel.schedule=vectorised", "train.microbatches=2"];
+    let dense = [&vectorised[..], &["model.layers=4", "model.moe_every=2"]].concat();
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&EP2, &dense),
         (&EP2, &["parallel.tp=2", "train.recompute=full"]),
         (&EP2, &["parallel.pp=2", "train.microbatches=2", "parallel.schedule=zb-h1"]),
         (&["parallel.dp=4"], &["parallel.ep=2", "parallel.zero=3", EP2[2], "optim.kind=lamb"]),
