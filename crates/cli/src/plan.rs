@@ -20,7 +20,7 @@ const SHOWN: usize = 5;
 
 /// Measures the layers, plans, and shows what was found.
 pub(crate) fn run(asked: &Asked, planner: PlannerName) -> Result<()> {
-    let sources = asked.sources();
+    let sources = asked.sources().set("parallel.plan=none");
     let loaded = network::load(&sources)?;
     let machines = machines(asked)?;
     let found = profile(out::noted(&loaded))?;
