@@ -7,7 +7,7 @@ use phalanx_data::Batch;
 use phalanx_error::Result;
 use phalanx_models::hf::WeightTensor;
 use phalanx_pipeline::NamedSchedule;
-use phalanx_script::{Category, Kind, RollPart, Script, ScriptKey, Updates, plan};
+use phalanx_script::{Category, Kind, RollPart, Script, ScriptKey, plan};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
 use phalanx_session::{
@@ -36,7 +36,7 @@ fn loaded(case: Case, more: &[&str]) -> Loaded {
     llama(&[&["model.layers=3"], schedule, &sizes[..], more].concat())
 }
 
-fn batches(loaded: &Loaded, count: usize) -> Vec<Batch> {
+pub(crate) fn batches(loaded: &Loaded, count: usize) -> Vec<Batch> {
     let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
     (0..count).map(|_| loader.next_batch().unwrap().clone()).collect()
 }
@@ -46,36 +46,36 @@ fn session(loaded: &Loaded) -> Session {
     Session::new(&models(loaded), settings(loaded, None), &*network.start()).unwrap()
 }
 
-type Weights = BTreeMap<String, Vec<f64>>;
+pub(crate) type Weights = BTreeMap<String, Vec<f64>>;
 
 fn values(tensors: BTreeMap<String, WeightTensor>) -> Weights {
     tensors.into_iter().map(|(name, tensor)| (name, tensor.to_f64())).collect()
 }
 
 /// Gradients of a synchronous step on one rank, at any weights.
-struct Oracle {
+pub(crate) struct Oracle {
     session: Session,
     /// Rows of one of its batches.
     rows: usize,
 }
 
 impl Oracle {
-    fn new(case: Case, updates: &Updates) -> Self {
-        let whole = loaded(case, &[]).config.train.batch_size.get();
-        let rows = whole / updates.per_step();
+    /// For a run that takes so many parts of a batch, of as many micro-batches.
+    pub(crate) fn new(run: &Loaded, parts: usize, microbatches: usize) -> Self {
+        let rows = run.config.train.batch_size.get() / parts;
         let sets =
-            [format!("train.batch_size={rows}"), format!("train.microbatches={}", updates.round)];
+            [format!("train.batch_size={rows}"), format!("train.microbatches={microbatches}")];
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         let more = ["optim.clip=none", "optim.kind=sgd", "model.layers=3"];
         Self { session: session(&llama(&[&sets[..], &more].concat())), rows }
     }
 
-    fn weights(&mut self) -> Weights {
+    pub(crate) fn weights(&mut self) -> Weights {
         values(self.session.params().unwrap())
     }
 
     /// The gradients of part `part` of a batch.
-    fn gradients(&mut self, at: &Weights, batch: &Batch, part: usize) -> Weights {
+    pub(crate) fn gradients(&mut self, at: &Weights, batch: &Batch, part: usize) -> Weights {
         for index in 0..self.session.parameters().len() {
             let param = self.session.parameters()[index].clone();
             let bytes: Vec<u8> = at[&param.name].iter().flat_map(|x| x.to_ne_bytes()).collect();
@@ -130,7 +130,7 @@ fn by_hand(case: Case, adam: bool, steps: &[Batch]) -> Weights {
     let model = models(&own).train;
     let pipeline = &settings(&own, None).parallel.pipeline;
     let updates = pipeline.updates(&model, case.1, case.2).unwrap().unwrap();
-    let mut oracle = Oracle::new(case, &updates);
+    let mut oracle = Oracle::new(&loaded(case, &[]), updates.per_step(), updates.round);
     let delay: BTreeMap<&str, usize> = (model.instances().iter().zip(&updates.delays))
         .flat_map(|(instance, delay)| instance.params.values().map(move |p| (*p, *delay)))
         .map(|(param, delay)| (model.params()[param].name.as_str(), delay))

@@ -7,11 +7,11 @@ use phalanx_config::Loaded;
 use phalanx_data::Batch;
 use phalanx_models::hf::WeightTensor;
 use phalanx_script::{Category, Kind, Script, Updates, plan};
-use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::corpus::with_step_data;
 use phalanx_session::network::Network;
 use phalanx_session::{Planner, Session, Settings, StepData};
 
-use crate::asynchronous::Steps;
+use crate::asynchronous::{Oracle, Steps, Weights, batches};
 use crate::bits::{Bits, params};
 use crate::support::{agrees, laid, llama, models, settings, try_llama};
 
@@ -31,11 +31,6 @@ fn loaded((holders, m): Case, more: &[&str]) -> Loaded {
     ];
     let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
     llama(&[&["model.layers=3", "parallel.schedule=pipedream"], &sizes[..], more].concat())
-}
-
-fn batches(loaded: &Loaded, count: usize) -> Vec<Batch> {
-    let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
-    (0..count).map(|_| loader.next_batch().unwrap().clone()).collect()
 }
 
 fn session(loaded: &Loaded, settings: Settings) -> Session {
@@ -58,8 +53,6 @@ fn step(session: &mut Session, batch: &Batch, lr: f64) -> phalanx_session::StepR
     with_step_data(batch, |data: &StepData<'_>| session.step(data, lr)).unwrap()
 }
 
-type Weights = BTreeMap<String, Vec<f64>>;
-
 fn weights(session: &mut Session) -> Weights {
     let all = session.params().unwrap().into_iter();
     all.map(|(name, tensor): (String, WeightTensor)| (name, tensor.to_f64())).collect()
@@ -68,39 +61,6 @@ fn weights(session: &mut Session) -> Weights {
 fn bits(session: &mut Session) -> Bits {
     let all = weights(session).into_iter();
     all.map(|(name, own)| (name, own.into_iter().map(f64::to_bits).collect())).collect()
-}
-
-/// The gradients of one micro-batch at any weights, on one rank without a schedule.
-struct Oracle {
-    session: Session,
-    rows: usize,
-}
-
-impl Oracle {
-    fn new(case: Case) -> Self {
-        let rows = loaded(case, &[]).config.train.batch_size.get() / case.1;
-        let size = format!("train.batch_size={rows}");
-        let sets = ["model.layers=3", "optim.clip=none", "optim.kind=sgd", &size];
-        Self { session: of(&llama(&sets)), rows }
-    }
-
-    fn gradients(&mut self, at: &Weights, batch: &Batch, part: usize) -> Weights {
-        for index in 0..self.session.parameters().len() {
-            let param = self.session.parameters()[index].clone();
-            let bytes: Vec<u8> = at[&param.name].iter().flat_map(|x| x.to_ne_bytes()).collect();
-            let tensor = WeightTensor::from_bytes(param.shape, phalanx_ir::DType::F64, &bytes);
-            self.session.set_param(index, &tensor).unwrap();
-        }
-        let len = self.rows * 8;
-        let cut = |all: &[i32]| all[part * len..(part + 1) * len].to_vec();
-        let (ids, targets) = (cut(&batch.ids), cut(&batch.targets));
-        let valid_tokens = targets.iter().filter(|target| **target >= 0).count() as u64;
-        let first_sample = batch.first_sample + (part * self.rows) as u64;
-        let own = Batch { first_sample, ids, targets, valid_tokens, ..Batch::default() };
-        step(&mut self.session, &own, 0.0);
-        let all = self.session.gradients().unwrap().into_iter();
-        all.map(|(name, tensor)| (name, tensor.to_f64())).collect()
-    }
 }
 
 /// A parameter while its equations are worked out.
@@ -167,8 +127,8 @@ fn rule(loaded: &Loaded) -> (Updates, usize) {
 fn by_hand(case: Case, own: &Loaded, adam: bool, steps: &[Batch]) -> (Weights, f64) {
     let (updates, _) = rule(own);
     let model = models(own).train;
-    let mut oracle = Oracle::new(case);
-    let begin = weights(&mut oracle.session);
+    let mut oracle = Oracle::new(&loaded(case, &[]), case.1, 1);
+    let begin = oracle.weights();
     let mut params: BTreeMap<String, ByHand> = BTreeMap::new();
     for (index, instance) in model.instances().iter().enumerate() {
         for param in instance.params.values() {
