@@ -30,14 +30,9 @@ pub struct LocalRank {
     pub cores: Vec<usize>,
 }
 
-/// For each local rank the cores for its threads: `threads` cores of its own if ranks are bound and
-/// there are enough, otherwise all that this process may use.
+/// For each local rank the cores for its threads: as many of its own if ranks are bound and there are
+/// enough ([`phalanx_sys::Topology::assign`]), otherwise all that this process may use.
 pub(crate) fn share_cores(ranks: usize, threads: usize, bind: bool) -> Vec<Vec<usize>> {
-    let (all, threads) = (phalanx_sys::allowed_cores(), threads.max(1));
-    let enough = bind && ranks.saturating_mul(threads) <= all.len();
-    let of = |rank: usize| match enough {
-        true => all[rank * threads..][..threads].to_vec(),
-        false => all.clone(),
-    };
-    (0..ranks).map(of).collect()
+    let own = if bind { phalanx_sys::Topology::here().assign(ranks, threads.max(1)) } else { None };
+    own.unwrap_or_else(|| vec![phalanx_sys::allowed_cores(); ranks])
 }

@@ -20,7 +20,7 @@ section! {
         /// Seed of initial weights and dropout, and of the data unless data.seed is set.
         seed: u64 = "0"; aka "random_seed",
         /// Threads of each rank; with 1 there is no thread pool.
-        threads: Count = "cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
+        threads: Count = "physical cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
             aka "num_threads" "n_threads" "omp_num_threads" "nproc",
         /// Steps between checkpoints; 0: none. With checkpoints there is one at the end, too.
         checkpoint_every: usize = "0"; aka "checkpoint_interval" "save_interval" "save_steps" "save_every" "ckpt",

@@ -64,7 +64,7 @@ impl Default for Sources {
             pinned: None,
             file: None,
             sets: Vec::new(),
-            cores: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            cores: NonZeroUsize::new(phalanx_sys::computing_cores()).unwrap_or(NonZeroUsize::MIN),
         }
     }
 }

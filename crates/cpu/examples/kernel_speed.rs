@@ -48,9 +48,38 @@ fn least(mut call: impl FnMut()) -> f64 {
     (0..20).map(time).fold(f64::INFINITY, f64::min)
 }
 
-fn report(name: &str, bytes: usize, call: impl FnMut()) {
-    let seconds = least(call);
-    println!("{name:34} {:9.1} us {:7.1} GB/s", seconds * 1e6, bytes as f64 / seconds / 1e9);
+/// Prints rates beside that of a copy of memory of the same size.
+struct Rates {
+    /// Bytes per second that a copy reads and writes.
+    copy: f64,
+}
+
+impl Rates {
+    /// Beside a copy of so many elements.
+    fn beside_copy_of<T: CpuElement>(elements: usize) -> Self {
+        let from: Vec<T> = values(elements);
+        let mut to = from.clone();
+        let seconds = least(|| black_box(&mut to).copy_from_slice(black_box(&from)));
+        let bytes = 2 * elements * size_of::<T>();
+        println!(
+            "{:34} {:9.1} us {:7.1} GB/s",
+            "copy",
+            seconds * 1e6,
+            bytes as f64 / seconds / 1e9
+        );
+        Self { copy: bytes as f64 / seconds }
+    }
+
+    fn report(&self, name: &str, bytes: usize, call: impl FnMut()) {
+        let seconds = least(call);
+        let rate = bytes as f64 / seconds;
+        let part = 100.0 * rate / self.copy;
+        println!(
+            "{name:34} {:9.1} us {:7.1} GB/s {part:5.0}% of a copy",
+            seconds * 1e6,
+            rate / 1e9
+        );
+    }
 }
 
 fn values<T: CpuElement>(n: usize) -> Vec<T> {
@@ -84,21 +113,22 @@ fn pool() {
 }
 
 fn rows<T: CpuElement>() {
+    let rates = Rates::beside_copy_of::<T>(N);
     let size = size_of::<T>();
     let (x, dy, gamma): (Vec<T>, Vec<T>, Vec<T>) = (values(N), values(N), values(D));
     let mut y = x.clone();
     let [mut mean, mut rstd] = [(); 2].map(|()| vec![T::Acc::ONE; ROWS]);
     let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![T::Acc::ZERO; D]);
-    report("rms_norm", 2 * N * size, || {
+    rates.report("rms_norm", 2 * N * size, || {
         norm::rms_norm(&x, &gamma, 1e-5, &mut y, &mut rstd);
     });
-    report("rms_norm_gradient", 3 * N * size, || {
+    rates.report("rms_norm_gradient", 3 * N * size, || {
         norm::rms_norm_gradient(&x, &gamma, &rstd, &dy, &mut y, &mut dgamma);
     });
-    report("layer_norm", 2 * N * size, || {
+    rates.report("layer_norm", 2 * N * size, || {
         norm::layer_norm(&x, &gamma, &gamma, 1e-5, &mut y, &mut mean, &mut rstd);
     });
-    report("layer_norm_gradient", 3 * N * size, || {
+    rates.report("layer_norm_gradient", 3 * N * size, || {
         let forward = norm::LayerNormed { x: &x, gamma: &gamma, mean: &mean, rstd: &rstd };
         norm::layer_norm_gradient(forward, &dy, &mut y, &mut dgamma, &mut dbeta);
     });
@@ -116,38 +146,38 @@ fn rows<T: CpuElement>() {
         first_row: 0,
         direction: Rotation::Forward,
     };
-    report("rotary", 2 * N * size, || rotary.rotate(ROWS, &x, D, &mut y, D));
-    report("rotary in place", 2 * N * size, || {
+    rates.report("rotary", 2 * N * size, || rotary.rotate(ROWS, &x, D, &mut y, D));
+    rates.report("rotary in place", 2 * N * size, || {
         rotary.rotate_in_place(ROWS, &mut y, D);
     });
-    report("sum over rows", N * size, || {
+    rates.report("sum over rows", N * size, || {
         reduce::reduce_leading(ReduceKind::Sum, &x, D, 0..D, false, &mut y[..D]);
     });
-    report("max over columns", N * size, || {
+    rates.report("max over columns", N * size, || {
         reduce::reduce_trailing(ReduceKind::Max, &x, D, false, &mut y[..ROWS]);
     });
-    report("transpose", 2 * N * size, || {
+    rates.report("transpose", 2 * N * size, || {
         movement::permute(&x, &[ROWS, D], &[1, 0], 0, &mut y);
     });
-    report("permute [8,256,6,64] to [8,6,256,64]", 2 * N * size, || {
+    rates.report("permute [8,256,6,64] to [8,6,256,64]", 2 * N * size, || {
         movement::permute(&x, &[8, 256, 6, 64], &[0, 2, 1, 3], 0, &mut y);
     });
     let mask = Mask { key: [1, 2, 3, 4, 5], site: 6, p: 0.1 };
-    report("dropout", 2 * N * size, || {
+    rates.report("dropout", 2 * N * size, || {
         dropout::dropout(&x, mask, 256 * D, 0, &mut y);
     });
-    report("softmax", 2 * N * size, || softmax::softmax(&x, D, &mut y));
-    report("softmax gradient", 3 * N * size, || {
+    rates.report("softmax", 2 * N * size, || softmax::softmax(&x, D, &mut y));
+    rates.report("softmax gradient", 3 * N * size, || {
         softmax::gradient(&x, &dy, D, &mut y);
     });
     let held = embedding::HeldRows::all(8192);
     let ids: Vec<i32> = (0..ROWS as i32).map(|i| i * 7919 % 8192).collect();
     let table: Vec<T> = values(8192 * D);
     let mut grad = vec![T::Acc::ZERO; 8192 * D];
-    report("embedding", 2 * N * size, || {
+    rates.report("embedding", 2 * N * size, || {
         assert!(embedding::gather(&table, held, D, &ids, &mut y).is_ok());
     });
-    report("embedding gradient", N * (size + 2 * size_of::<T::Acc>()), || {
+    rates.report("embedding gradient", N * (size + 2 * size_of::<T::Acc>()), || {
         assert!(embedding::gather_gradient(&ids, &dy, D, held, true, &mut grad).is_ok());
     });
 }
@@ -184,6 +214,7 @@ fn chunks<T: CpuElement>() {
 }
 
 fn flat<G: CpuElement<Acc = f32>>() {
+    let rates = Rates::beside_copy_of::<G>(FLAT);
     let grad: Vec<G> = values(FLAT);
     let [mut m, mut v, mut weights] = [(); 3].map(|()| vec![0.0f32; FLAT]);
     let mut copy: Vec<G> = values(FLAT);
@@ -200,7 +231,7 @@ fn flat<G: CpuElement<Acc = f32>>() {
         clip: 0.5,
     };
     let written = if narrow { size } else { 0 };
-    report(&format!("AdamW, gradients {}", G::DTYPE), FLAT * (24 + size + written), || {
+    rates.report(&format!("AdamW, gradients {}", G::DTYPE), FLAT * (24 + size + written), || {
         let weights =
             UpdatedWeights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
         adam.update(&grad, &mut m, &mut v, weights);
@@ -213,7 +244,7 @@ fn flat<G: CpuElement<Acc = f32>>() {
         decay: DecayKind::L2,
         clip: 0.5,
     };
-    report(
+    rates.report(
         &format!("SGD with momentum, gradients {}", G::DTYPE),
         FLAT * (16 + size + written),
         || {
@@ -222,8 +253,8 @@ fn flat<G: CpuElement<Acc = f32>>() {
             sgd.update(&grad, &mut m, weights);
         },
     );
-    report(&format!("sum of squares, {}", G::DTYPE), FLAT * size, || {
+    rates.report(&format!("sum of squares, {}", G::DTYPE), FLAT * size, || {
         black_box(reduce::sum_of_squares(&grad));
     });
-    report("cast f32 to bf16", FLAT * 6, || cast::cast(&m, &mut narrowed));
+    rates.report("cast f32 to bf16", FLAT * 6, || cast::cast(&m, &mut narrowed));
 }

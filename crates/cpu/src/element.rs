@@ -101,10 +101,10 @@ impl CpuElement for bf16 {
     #[inline(always)]
     fn store(acc: f32) -> Self {
         let bits = acc.to_bits();
-        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-        let quiet = (bits >> 16) | 0x40;
-        let nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
-        bf16::from_bits(if nan { quiet } else { rounded } as u16)
+        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+        let quiet = bits | 0x40_0000;
+        let bits = if acc.is_nan() { quiet } else { rounded };
+        bf16::from_bits((bits >> 16) as u16)
     }
 }
 

@@ -392,8 +392,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// The ranks of a host share its cores.
+/// The ranks of a host share its physical cores.
 fn default_threads(ranks: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    (cores / job::ranks_here(ranks).max(1)).max(1)
+    (job::cores_here() / job::ranks_here(ranks).max(1)).max(1)
 }

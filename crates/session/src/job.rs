@@ -143,9 +143,14 @@ pub fn ranks_here(ranks: usize) -> usize {
     own.and_then(|own| own.local).map_or(ranks, |(_, count)| count)
 }
 
-/// The cores of all hosts of the job, if all have as many as this one.
+/// The physical cores of this host, as far as this process may use them.
+pub fn cores_here() -> usize {
+    phalanx_sys::computing_cores()
+}
+
+/// The physical cores of all hosts of the job, if all have as many as this one.
 pub fn cores() -> usize {
-    let own = std::thread::available_parallelism().map_or(1, |own| own.get());
+    let own = cores_here();
     let spread = environment().ok().flatten().and_then(|job| Some((job.ranks, job.local?.1)));
     spread.map_or(own, |(ranks, here)| own * ranks / here.max(1))
 }

@@ -33,8 +33,12 @@ impl Session {
 
     /// What the process of rank 0 gives, on every process.
     pub fn from_first(&mut self, own: &[u8]) -> Result<Vec<u8>> {
-        let all = self.ranks.exchange(own)?;
-        Ok(all.and_then(|all| all.into_iter().next()).unwrap_or_else(|| own.to_vec()))
+        Ok(self.from_each(own)?.into_iter().next().unwrap_or_else(|| own.to_vec()))
+    }
+
+    /// What each process gives, by rank, on every process; one for all ranks if they are in one.
+    pub fn from_each(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(self.ranks.exchange(own)?.unwrap_or_else(|| vec![own.to_vec()]))
     }
 
     /// Runs `work` on one process, which may read state, but nothing else; the other processes give

@@ -22,7 +22,7 @@ mod stand_in;
 mod time;
 
 pub use arena::Arena;
-pub use cores::{allowed_cores, bind_thread};
+pub use cores::{LogicalCore, Topology, allowed_cores, bind_thread, computing_cores};
 pub use count_alloc::CountingAllocator;
 pub use diagnostic::Diagnostic;
 pub use disk::{Staged, write_atomic};

@@ -83,6 +83,7 @@ fn run(
     }
     let mut run = Run::prepare(loaded, tracing, &start, resumed.is_none())?;
     run.agree(trace.is_some())?;
+    let products = run.different_products()?;
     let listening = interrupt::listen();
     let own = restart.as_ref().and_then(Restart::folder);
     let (folder, earlier) = match (first, &own) {
@@ -107,7 +108,7 @@ fn run(
     let facts = run.checkpoint_facts(&start);
     run.checkpoints = Checkpoints::new(saving::saving(loaded, dir.as_deref()), facts);
     if let (Some(dir), None) = (dir.as_ref(), &own) {
-        let lines = run.header(dir.display().to_string(), resumed);
+        let lines = run.header(dir.display().to_string(), resumed, products);
         lines.iter().for_each(|line| report.header(line));
     }
     if let Some(dir) = &dir {

@@ -44,8 +44,7 @@ pub fn product<T: CpuElement>(a: &[T], b: &[T]) -> Numbers<T::Acc> {
 
 /// The sum of x·dy·gain.
 pub fn rms_gradient<T: CpuElement>([x, gamma, dy]: [&[T]; 3]) -> Numbers<T::Acc> {
-    let sum = inlined!(|| lane_sum([x, dy, gamma], inlined!(|[x, dy, g]| x * (dy * g))));
-    one(vectorized(sum))
+    one(vectorized(inlined!(|| { lane_sum([x, dy, gamma], inlined!(|[x, dy, g]| x * (dy * g))) })))
 }
 
 /// The sums of dy·gain and of that times the normalised x.

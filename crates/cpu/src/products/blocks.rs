@@ -19,10 +19,13 @@ pub fn panel_bytes(words: usize, columns: usize) -> usize {
     panel_words(words) * columns.next_multiple_of(PANEL_COLUMNS) * size_of::<u32>()
 }
 
+/// Words of an inner dimension up to which blocks of the left operand have twice the rows.
+pub(super) const SHORT: usize = 1024;
+
 /// Rows of the left operand in a block: a multiple of every unit's tile, so few that a block stays in
 /// the second cache.
 pub(super) fn block_rows(words: usize) -> usize {
-    if words <= 1024 { 192 } else { 96 }
+    if words <= SHORT { 192 } else { 96 }
 }
 
 /// The blocks of the inner dimension, each of `step` words except the last.

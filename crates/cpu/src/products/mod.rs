@@ -19,11 +19,13 @@ mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 mod units;
+mod whole;
 
 pub use blocks::{Grid, PANEL_COLUMNS, panel_bytes, panel_words};
 pub(crate) use choice::OwnSides;
 pub use choice::ProductUnits;
 pub use micro::{MicroKernel, PanelWord};
-pub use multiply::{Addition, ProductTarget, multiply, multiply_scratch};
+pub use multiply::{Addition, ProductTarget, multiply, multiply_scratch, multiply_scratch_up_to};
 pub use pack::{PanelElement, pack_right};
 pub use units::{CpuUnit, UnitSet};
+pub use whole::{Packed, PackedPart, multiply_packed, pack_whole, packed_words};

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use phalanx_ir::DType;
 
-use super::blocks::{block_rows, inner_blocks};
+use super::blocks::{SHORT, block_rows, inner_blocks};
 use super::micro::{MicroKernel, TileCall};
 use super::pack::{PanelElement, left_stride, pack_left};
 use super::store::store;
@@ -56,6 +56,18 @@ pub fn multiply_scratch<E: PanelElement>(
         false => sum_rows(kernel, rows, words),
     };
     copied * left_stride(words) + sum_rows(kernel, rows, words) * kernel.columns
+}
+
+/// The same for any operand that is not larger in either direction.
+pub fn multiply_scratch_up_to<E: PanelElement>(
+    kernel: &MicroKernel,
+    rows: usize,
+    [inner, stride]: [usize; 2],
+) -> usize {
+    // A longer inner dimension may need less, because its blocks have fewer rows.
+    let lengths = [inner, inner.min(SHORT * E::PER_WORD)];
+    let each = lengths.map(|inner| multiply_scratch::<E>(kernel, rows, [inner, stride]));
+    each[0].max(each[1])
 }
 
 /// Rows whose sums have room, and that are copied at once.

@@ -5,6 +5,8 @@
 //! expert that lie in several regions are put side by side first, so that a matrix is prepared once for
 //! many rows.
 
+mod own;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -20,6 +22,9 @@ use crate::kernels::matrix::{Mat, MatMut};
 pub(super) fn product(op: &Operation<'_>, of: GroupedMatmul) -> Result<Tasks, EngineError> {
     let (x, w, counts, out) = (op.input(0), op.input(1), op.input(2), op.output(0));
     let (grouped, inner) = (grouped(&x, &counts, w.shape[0]), x.valid_width());
+    if let Some(unit) = op.products.kernel(x.dtype, out.dtype) {
+        return own::product(op, unit, (grouped, of.transposed), [x, w, counts, out]);
+    }
     let made = for_float!(op, x.dtype, T => {
         let transposed = of.transposed;
         task(Rows::<T> { grouped, transposed, inner, x, w, counts, out, types: PhantomData })
@@ -30,6 +35,9 @@ pub(super) fn product(op: &Operation<'_>, of: GroupedMatmul) -> Result<Tasks, En
 pub(super) fn gradient(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let (x, y, counts, out) = (op.input(0), op.input(1), op.input(2), op.output(0));
     let grouped = grouped(&x, &counts, out.shape[0]);
+    if let Some(unit) = op.products.kernel(x.dtype, out.dtype) {
+        return own::gradient(op, unit, grouped, [x, y, counts, out]);
+    }
     let made = for_floats!(op, x.dtype, out.dtype, T, C => {
         task(Matrices::<T, C> { grouped, x, y, counts, out, types: PhantomData })
     })?;
@@ -119,6 +127,61 @@ impl<'a, T: CpuElement> Source<'a, T> {
     }
 }
 
+/// A worker's rows of each expert: workers divide those of all experts evenly.
+fn own_rows<'a>(
+    grouped: &'a Grouped,
+    counts: &'a [i32],
+    share: Share,
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+    let experts = 0..grouped.all_experts();
+    let own = share.of(experts.clone().map(|expert| grouped.count(counts, expert)).sum());
+    let mut first = 0;
+    experts.filter_map(move |expert| {
+        let end = first + grouped.count(counts, expert);
+        let range = own.start.clamp(first, end) - first..own.end.clamp(first, end) - first;
+        first = end;
+        (!range.is_empty()).then_some((expert, range))
+    })
+}
+
+/// The matrix of an expert.
+///
+/// # Safety
+/// The task declared that it reads the weights, of type `T`.
+unsafe fn matrix_of<'a, T>(cx: &'a Context<'_>, w: &Var, expert: usize) -> Mat<'a, T> {
+    let [_, rows, cols] = [0, 1, 2].map(|dim| w.shape[dim]);
+    // SAFETY: an expert's matrix lies within the weights.
+    unsafe {
+        let first = cx.ptr::<T>(w).cast_const().add(expert * rows * cols);
+        Mat::from_raw(first, [rows, cols], [cols as isize, 1])
+    }
+}
+
+/// Zeros in the rows of a result that nobody has.
+///
+/// # Safety
+/// The task declared that it writes the result, of type `T`; each worker calls it once.
+unsafe fn clear_rest<T: CpuElement>(
+    cx: &Context<'_>,
+    grouped: &Grouped,
+    counts: &[i32],
+    out: &Var,
+) {
+    let (width, room) = (out.width(), grouped.room.max(1));
+    let own = cx.share.of(grouped.all_rows());
+    for region in own.start / room..own.end.div_ceil(room) {
+        let from = grouped.used(counts, region).end.max(own.start);
+        let to = own.end.min((region + 1) * room);
+        if from < to {
+            // SAFETY: the rows lie within the result, and no other worker clears them.
+            unsafe {
+                let at = cx.ptr::<T>(out).add(from * width);
+                at.write_bytes(0, (to - from) * width);
+            }
+        }
+    }
+}
+
 /// Each row times the matrix of its expert.
 struct Rows<T> {
     grouped: Grouped,
@@ -149,14 +212,11 @@ impl<T: CpuElement> Rows<T> {
         scratch: &mut [T::Acc],
     ) {
         let (inner, outer, chunk) = (self.inner, self.out.width(), self.chunk());
-        let [_, rows, cols] = [0, 1, 2].map(|dim| self.w.shape[dim]);
         let (near, scratch) = cut::<T>(scratch, chunk * inner);
         let (sums, scratch) = cut::<T>(scratch, chunk * outer);
-        // SAFETY: passed on to the caller; an expert's matrix lies within the weights.
+        // SAFETY: passed on to the caller.
         let (x, w) = unsafe {
-            let w = cx.ptr::<T>(&self.w).cast_const().add(expert * rows * cols);
-            let w = Mat::from_raw(w, [rows, cols], [cols as isize, 1]);
-            (Source::<T>::of(cx, &self.x, 0..inner), w)
+            (Source::<T>::of(cx, &self.x, 0..inner), matrix_of::<T>(cx, &self.w, expert))
         };
         let w = if self.transposed { w.t() } else { w }.block(0..inner, 0..outer);
         let out = cx.ptr::<T>(&self.out);
@@ -186,26 +246,6 @@ impl<T: CpuElement> Rows<T> {
         }
     }
 
-    /// Zeros in the rows that nobody has.
-    ///
-    /// # Safety
-    /// As for `multiply`.
-    unsafe fn clear(&self, cx: &Context<'_>, counts: &[i32]) {
-        let (width, room) = (self.out.width(), self.grouped.room.max(1));
-        let own = cx.share.of(self.grouped.all_rows());
-        for region in own.start / room..own.end.div_ceil(room) {
-            let from = self.grouped.used(counts, region).end.max(own.start);
-            let to = own.end.min((region + 1) * room);
-            if from < to {
-                // SAFETY: the rows lie within the result, and no other worker clears them.
-                unsafe {
-                    let at = cx.ptr::<T>(&self.out).add(from * width);
-                    at.write_bytes(0, (to - from) * width);
-                }
-            }
-        }
-    }
-
     fn scratch_elements(&self) -> usize {
         let (chunk, inner, outer) = (self.chunk(), self.inner, self.out.width());
         let copies = room::<T>(chunk * inner) + room::<T>(chunk * outer);
@@ -226,20 +266,12 @@ impl<T: CpuElement> Task for Rows<T> {
             let counts = cx.get::<i32>(&self.counts, 0..self.counts.elements());
             (counts, cx.scratch::<T::Acc>(self.scratch_elements()))
         };
-        let experts = 0..self.grouped.all_experts();
-        let total = experts.clone().map(|expert| self.grouped.count(counts, expert)).sum();
-        let own = cx.share.of(total);
-        let mut first = 0;
-        for expert in experts {
-            let count = self.grouped.count(counts, expert);
-            let from = own.start.clamp(first, first + count) - first;
-            let to = own.end.clamp(first, first + count) - first;
+        for (expert, range) in own_rows(&self.grouped, counts, cx.share) {
             // SAFETY: rows of different workers are disjoint.
-            unsafe { self.multiply(cx, counts, expert, from..to, scratch) };
-            first += count;
+            unsafe { self.multiply(cx, counts, expert, range, scratch) };
         }
         // SAFETY: as above.
-        unsafe { self.clear(cx, counts) };
+        unsafe { clear_rest::<T>(cx, &self.grouped, counts, &self.out) };
     }
 
     fn scratch(&self, _workers: usize) -> usize {

@@ -4,15 +4,19 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use half::bf16;
 use phalanx_engine::EngineError;
-use phalanx_ir::LocalPart;
 use phalanx_ir::ops::{KeyForm, KeyProduct};
+use phalanx_ir::{DType, LocalPart};
 
 use super::attention::pair_accesses;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::gemm::{Packing, matmul, matmul_scratch};
 use crate::kernels::matrix::{Mat, MatMut};
+use crate::products::{
+    MicroKernel, PanelElement, multiply_packed, multiply_scratch_up_to, pack_whole, packed_words,
+};
 
 pub(super) fn compile(op: &Operation<'_>, product: &KeyProduct) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
@@ -46,8 +50,32 @@ pub(super) fn compile(op: &Operation<'_>, product: &KeyProduct) -> Result<Tasks,
         totals: [op.program.ty(x.0).shape[1], op.program.ty(y.0).shape[1]],
     };
     let product = *product;
-    let made = for_float!(op, inputs[0].dtype, T => {
-        task(Step::<T> { product, sizes, inputs, out, types: PhantomData })
+    let dtype = inputs[0].dtype;
+    if let Some(unit) = op.products.kernel(dtype, out.dtype) {
+        let by = Own(unit);
+        return match dtype {
+            DType::Bf16 => Ok(vec![task(Step::<bf16, _> {
+                product,
+                sizes,
+                inputs,
+                out,
+                by,
+                types: PhantomData,
+            })]),
+            DType::F32 => Ok(vec![task(Step::<f32, _> {
+                product,
+                sizes,
+                inputs,
+                out,
+                by,
+                types: PhantomData,
+            })]),
+            other => Err(op.unsupported(format!("it has no own products of {other}"))),
+        };
+    }
+    let made = for_float!(op, dtype, T => {
+        let by = Library;
+        task(Step::<T, _> { product, sizes, inputs, out, by, types: PhantomData })
     })?;
     Ok(vec![made])
 }
@@ -112,15 +140,77 @@ impl Sizes {
     }
 }
 
-struct Step<T> {
+/// What multiplies matrices of `T`: `c = a·b`, or `c += a·b` if it adds.
+trait Multiplies<T: CpuElement>: Send + Sync {
+    /// Elements of scratch for sizes up to these: rows, inner dimension, columns.
+    fn scratch(&self, sizes: [usize; 3]) -> usize;
+
+    fn multiply(
+        &self,
+        c: MatMut<'_, T::Acc>,
+        a: Mat<'_, T>,
+        b: Mat<'_, T>,
+        adds: bool,
+        scratch: &mut [T::Acc],
+    );
+}
+
+/// The library.
+struct Library;
+
+impl<T: CpuElement> Multiplies<T> for Library {
+    fn scratch(&self, [rows, inner, columns]: [usize; 3]) -> usize {
+        matmul_scratch::<T, T, T::Acc>(rows, inner, columns)
+    }
+
+    fn multiply(
+        &self,
+        c: MatMut<'_, T::Acc>,
+        a: Mat<'_, T>,
+        b: Mat<'_, T>,
+        adds: bool,
+        scratch: &mut [T::Acc],
+    ) {
+        matmul(&Packing, c, a, b, adds, scratch);
+    }
+}
+
+/// A unit of the processor.
+struct Own(MicroKernel);
+
+impl<E: PanelElement> Multiplies<E> for Own {
+    fn scratch(&self, [rows, inner, columns]: [usize; 3]) -> usize {
+        // The left operand may have any strides.
+        let copied = multiply_scratch_up_to::<E>(&self.0, rows, [inner, 0]);
+        packed_words::<E>(inner, columns) + copied
+    }
+
+    fn multiply(
+        &self,
+        c: MatMut<'_, f32>,
+        a: Mat<'_, E>,
+        b: Mat<'_, E>,
+        adds: bool,
+        scratch: &mut [f32],
+    ) {
+        let [inner, columns] = b.shape();
+        let scratch: &mut [u32] = bytemuck::cast_slice_mut(scratch);
+        let (panels, scratch) = scratch.split_at_mut(packed_words::<E>(inner, columns));
+        let right = pack_whole(&self.0, b, panels).whole(&self.0);
+        multiply_packed(&self.0, a, right, c, adds, scratch);
+    }
+}
+
+struct Step<T, M> {
     product: KeyProduct,
     sizes: Sizes,
     inputs: Vec<Var>,
     out: Var,
+    by: M,
     types: PhantomData<T>,
 }
 
-impl<T: CpuElement> Step<T> {
+impl<T: CpuElement, M: Multiplies<T>> Step<T, M> {
     /// # Safety
     /// Pairs of different workers are disjoint, and the task declared their accesses.
     unsafe fn pair(&self, cx: &Context<'_>, pair: usize, scratch: &mut [T::Acc]) {
@@ -158,7 +248,7 @@ impl<T: CpuElement> Step<T> {
                         for (own, columns) in sizes.runs() {
                             let p = p.block(0..rows[0], columns);
                             let y = y.block(own, 0..dim);
-                            matmul(&Packing, x.reborrow(), p, y, true, scratch);
+                            self.by.multiply(x.reborrow(), p, y, true, scratch);
                         }
                     }
                     KeyForm::Sums => {
@@ -168,7 +258,7 @@ impl<T: CpuElement> Step<T> {
                         for (own, columns) in sizes.runs() {
                             let p = p.block(0..rows[0], columns).t();
                             let y = y.reborrow().block(own, 0..dim);
-                            matmul(&Packing, y, p, x, true, scratch);
+                            self.by.multiply(y, p, x, true, scratch);
                         }
                     }
                 }
@@ -188,7 +278,7 @@ impl<T: CpuElement> Step<T> {
         for (own, columns) in sizes.runs() {
             let y = y.block(own, 0..sizes.valid_dim).t();
             let part = p.reborrow().block(0..rows, columns.clone());
-            matmul(&Packing, part, x, y, false, scratch);
+            self.by.multiply(part, x, y, false, scratch);
             if !self.product.causal {
                 continue;
             }
@@ -234,7 +324,7 @@ impl<T: CpuElement> Step<T> {
 
     fn scratch_elements(&self) -> usize {
         let Sizes { valid_queries, valid_keys, dim, .. } = self.sizes;
-        let of = |m, k, n| matmul_scratch::<T, T, T::Acc>(m, k, n);
+        let of = |m, k, n| self.by.scratch([m, k, n]);
         match self.product.form {
             KeyForm::Scores => of(valid_queries, dim, valid_keys),
             KeyForm::Weighted => of(valid_queries, valid_keys, dim),
@@ -243,7 +333,7 @@ impl<T: CpuElement> Step<T> {
     }
 }
 
-impl<T: CpuElement> Task for Step<T> {
+impl<T: CpuElement, M: Multiplies<T>> Task for Step<T, M> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let outputs = std::slice::from_ref(&self.out);
         let sizes = (self.sizes.batch, self.sizes.key_heads);

@@ -3,7 +3,7 @@
 use phalanx_ir::ops::{CompareKind, GroupedMatmul, GroupedMatmulGrad, Queue};
 use phalanx_ir::{Builder, DType, Program, Role, TensorType};
 
-use crate::harness::{inputs, on_cpu};
+use crate::harness::{distance, inputs, on_cpu, on_own_products, on_reference, tolerance};
 use crate::ops::{each, gradient};
 
 /// Tokens to experts and back, and the gradient of the matrices; some choices do not stand.
@@ -34,27 +34,41 @@ fn packed_rows_in_every_type() {
     }
 }
 
-/// Enough rows that an expert's are taken in several turns: the bits are the same for any number of threads.
+/// Enough rows that an expert's are taken in several turns: the bits are the same for any number of threads,
+/// also where some experts have most of the rows.
 #[test]
 fn many_rows_have_the_same_bits_on_any_number_of_threads() {
-    let program: Program = {
-        let b = Builder::new("many", DType::F32);
-        let (experts, width, ffn) = (3, 40, 24);
-        let input = |name: &str, shape: &[usize]| {
-            b.input(name, Role::Data, TensorType::new(DType::F32, shape.to_vec()))
+    for (dtype, out) in
+        [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)]
+    {
+        let program: Program = {
+            let b = Builder::new("many", dtype);
+            // More columns than are packed at once.
+            let (experts, width, ffn) = (5, 72, 530);
+            let input = |name: &str, shape: &[usize]| {
+                b.input(name, Role::Data, TensorType::new(dtype, shape.to_vec()))
+            };
+            let (x, w) = (input("x", &[2, 700, width]), input("w", &[experts, width, ffn]));
+            let index = b.data("index", DType::I32, [2, 700, 2]);
+            let (rows, _, counts) = x.queue(index, Queue::worst(experts, 1, [700, 2]), None);
+            let inner = rows.grouped_matmul(w, counts);
+            b.probe("inner", inner);
+            let grad = GroupedMatmulGrad { experts, out };
+            gradient(&b, "dw", b.apply(grad, &[rows, inner, counts]));
+            b.finish().unwrap()
         };
-        let (x, w) = (input("x", &[2, 700, width]), input("w", &[experts, width, ffn]));
-        let index = b.data("index", DType::I32, [2, 700, 2]);
-        let (rows, _, counts) = x.queue(index, Queue::worst(experts, 1, [700, 2]), None);
-        let inner = rows.grouped_matmul(w, counts);
-        b.probe("inner", inner);
-        let grad = GroupedMatmulGrad { experts, out: DType::F32 };
-        gradient(&b, "dw", b.apply(grad, &[rows, inner, counts]));
-        b.finish().unwrap()
-    };
-    let given = inputs(&program, 3, 5);
-    let alone = on_cpu(&program, &given, 1, None);
-    for threads in 2..5 {
-        assert_eq!(on_cpu(&program, &given, threads, None), alone, "{threads} threads");
+        // Choices among three of five experts: two have no rows.
+        let given = inputs(&program, 3, 5);
+        let expected = on_reference(&program, &given);
+        for run in [on_cpu, on_own_products] {
+            let alone = run(&program, &given, 1, None);
+            for (got, expected) in alone.iter().zip(&expected) {
+                assert!(distance(got, expected, 0.0) <= tolerance(dtype), "{dtype} to {out}");
+            }
+            for threads in 2..6 {
+                let got = run(&program, &given, threads, None);
+                assert_eq!(got, alone, "{threads} threads, {dtype} to {out}");
+            }
+        }
     }
 }

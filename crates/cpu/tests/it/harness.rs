@@ -140,10 +140,18 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
         }
     };
     let multiplies = |instr: &Instr| {
-        use Op::{Attention, AttentionGrad, LinearCrossEntropy, Matmul, PackedMatmul};
         matches!(
             instr.op,
-            Matmul(_) | PackedMatmul(_) | Attention(_) | AttentionGrad(_) | LinearCrossEntropy(_)
+            Op::Matmul(_)
+                | Op::PackedMatmul(_)
+                | Op::GroupedMatmul(_)
+                | Op::GroupedMatmulGrad(_)
+                | Op::Attention(_)
+                | Op::AttentionGrad(_)
+                | Op::Attend(_)
+                | Op::AttendGrad(_)
+                | Op::KeyProduct(_)
+                | Op::LinearCrossEntropy(_)
         )
     };
     let multiplies = program.instrs().iter().any(multiplies);

@@ -1,6 +1,7 @@
 //! The CPU engine against the reference interpreter, on any number of threads.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod attend;
 mod grouped;
 mod harness;
 mod lanes;
@@ -10,6 +11,7 @@ mod planted;
 mod ranks;
 mod segments;
 mod shared_gradient;
+mod sources;
 mod suite;
 mod updates;
 mod windows;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_config::{Config, DeviceKind};
-use phalanx_error::bytes;
+use phalanx_error::{Result, bytes};
 use phalanx_script::Category;
 use phalanx_session::host;
 use phalanx_session::network::describe_step;
@@ -27,9 +27,35 @@ fn other_products(before: &str, now: &str) -> Option<String> {
     })
 }
 
+/// What is told if not all ranks multiply with the same units, which each gives in its words.
+fn different_products(by_rank: &[String]) -> Option<String> {
+    let first = by_rank.first()?;
+    let others: Vec<usize> = (0..by_rank.len()).filter(|&rank| by_rank[rank] != *first).collect();
+    let (rank, more) = (*others.first()?, others.len() - 1);
+    let more = if more > 0 { format!(", and {more} more differ") } else { String::new() };
+    Some(format!(
+        "note   own products are {first} on rank 0, and {} on rank {rank}{more}: on equal processors the last bits of a step are others",
+        by_rank[rank]
+    ))
+}
+
 impl Run<'_> {
+    /// Whether ranks multiply with different units, in words. Every process must call it together.
+    pub(super) fn different_products(&mut self) -> Result<Option<String>> {
+        let own = multipliers(&self.loaded.config);
+        let all = self.session.from_each(own.as_bytes())?;
+        let words: Vec<String> =
+            all.iter().map(|own| String::from_utf8_lossy(own).into_owned()).collect();
+        Ok(different_products(&words))
+    }
+
     /// What a reader wants to know before the first step.
-    pub(super) fn header(&self, dir: String, resumed: Option<&Resume>) -> Vec<String> {
+    pub(super) fn header(
+        &self,
+        dir: String,
+        resumed: Option<&Resume>,
+        products: Option<String>,
+    ) -> Vec<String> {
         let config = &self.loaded.config;
         let memory = self.session.memory();
         let parts: Vec<String> = (Category::ALL.into_iter())
@@ -46,7 +72,7 @@ impl Run<'_> {
             1 => String::new(),
             _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
         };
-        let notes = self.loaded.notes.iter().map(|note| format!("note   {note}"));
+        let notes = self.loaded.notes.iter().map(|note| format!("note   {note}")).chain(products);
         let rooms = self.session.rooms().map(|rooms| format!("rooms  {}", rooms.describe()));
         let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
         let lines = [
@@ -101,6 +127,16 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_with_different_units_are_told() {
+        let words = |all: &[&str]| all.iter().map(|&own| own.to_owned()).collect::<Vec<_>>();
+        assert_eq!(different_products(&words(&["none"])), None);
+        assert_eq!(different_products(&words(&["bf16 on amx"; 4])), None);
+        let told = different_products(&words(&["bf16 on amx", "bf16 on amx", "none", "none"]));
+        let expected = "note   own products are bf16 on amx on rank 0, and none on rank 2, and 1 more differ: on equal processors the last bits of a step are others";
+        assert_eq!(told.as_deref(), Some(expected));
+    }
 
     #[test]
     fn other_units_are_told() {

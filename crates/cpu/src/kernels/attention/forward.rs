@@ -134,7 +134,7 @@ impl<G: Gemm> AttentionKernel<'_, G> {
     ///
     /// # Safety
     /// As [`Self::forward`].
-    unsafe fn resume<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
+    pub(super) unsafe fn resume<T: CpuElement, R: CpuElement<Acc = T::Acc>>(
         &self,
         tensors: &ForwardTensors<T, R>,
         (o, lse): (*const R, *const T::Acc),

@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use super::{
-    OwnAttention, Packed, PackedPart, inner_keys, narrow, packed_words, score_stride, score_words,
-};
-use crate::element::vectorized;
+use super::{OwnAttention, inner_keys, narrow, score_stride, score_words};
+use crate::element::{CpuElement, vectorized};
 use crate::kernels::attention::tile::{self, KEYS, ROWS, take};
 use crate::kernels::attention::{BackwardTensors, backward::clear};
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::row;
-use crate::products::{PANEL_COLUMNS, PanelElement};
+use crate::products::{PANEL_COLUMNS, Packed, PackedPart, PanelElement, packed_words};
 
 /// Queries over which the gradients of keys and values are summed at once: whole tiles.
 const STRIP: usize = 4 * ROWS;
@@ -73,14 +71,13 @@ impl OwnAttention<'_> {
     /// As [`AttentionKernel::backward`](crate::kernels::attention::AttentionKernel::backward).
     ///
     /// # Panics
-    /// If `scratch` is shorter than [`Self::backward_scratch`], or gradients are to be added to something.
-    pub unsafe fn backward<E: PanelElement>(
+    /// If `scratch` is shorter than [`Self::backward_scratch`].
+    pub unsafe fn backward<E: PanelElement, R: CpuElement<Acc = f32>>(
         &self,
-        tensors: &BackwardTensors<E>,
+        tensors: &BackwardTensors<E, R>,
         pairs: Range<usize>,
         scratch: &mut [u32],
     ) {
-        assert!(tensors.before.is_none(), "own attention adds to nothing");
         for pair in pairs {
             // SAFETY: the caller's.
             unsafe { self.backward_pair(tensors, pair, scratch) };
@@ -89,9 +86,9 @@ impl OwnAttention<'_> {
 
     /// # Safety
     /// As [`Self::backward`].
-    unsafe fn backward_pair<E: PanelElement>(
+    unsafe fn backward_pair<E: PanelElement, R: CpuElement<Acc = f32>>(
         &self,
-        tensors: &BackwardTensors<E>,
+        tensors: &BackwardTensors<E, R>,
         pair: usize,
         mut scratch: &mut [u32],
     ) {
@@ -119,12 +116,22 @@ impl OwnAttention<'_> {
         let len = shape.valid_keys() * dim;
         let (for_keys, for_values) =
             bytemuck::cast_slice_mut(take(&mut scratch, 2 * len)).split_at_mut(len);
+        let mut before_dq = None;
+        for_keys.fill(0.0);
+        for_values.fill(0.0);
+        if let Some([dq, dk, dv]) = tensors.before {
+            // SAFETY: what is added has the sizes of the gradients. Where it is the same memory, that of
+            // keys and values is read here, before it is written, and that of queries strip by strip.
+            unsafe {
+                before_dq = Some(shape.query_rows(dq, pair));
+                tile::load(shape.key_rows(dk, pair), for_keys);
+                tile::load(shape.key_rows(dv, pair), for_values);
+            }
+        }
         let mut sums = Sums {
             dk: MatMut::rows_of(for_keys, shape.valid_keys(), dim),
             dv: MatMut::rows_of(for_values, shape.valid_keys(), dim),
         };
-        clear(&mut sums.dk, 0..shape.valid_keys());
-        clear(&mut sums.dv, 0..shape.valid_keys());
         // Queries that are padding add nothing to the gradients of keys and values.
         let queries = shape.valid_queries();
         let columns = |head: usize| head * dim..(head + 1) * dim;
@@ -135,7 +142,8 @@ impl OwnAttention<'_> {
                 while let Some(next) = tiles.next_if(|next| next.end - rows.start <= STRIP) {
                     rows.end = next.end;
                 }
-                let dq = dq.reborrow().block(rows.clone(), columns(head));
+                let before = before_dq.map(|dq| dq.block(rows.clone(), columns(head)));
+                let dq = (dq.reborrow().block(rows.clone(), columns(head)), before);
                 self.backward_strip(&operands, (head, rows), dq, &mut sums, scratch);
             }
         }
@@ -150,11 +158,11 @@ impl OwnAttention<'_> {
     }
 
     /// The tiles of some neighbouring queries of a head.
-    fn backward_strip<E: PanelElement>(
+    fn backward_strip<E: PanelElement, R: CpuElement<Acc = f32>>(
         &self,
         operands: &Operands<E>,
         (head, rows): (usize, Range<usize>),
-        dq: MatMut<E>,
+        (dq, before): (MatMut<R>, Option<Mat<R>>),
         sums: &mut Sums<'_>,
         mut scratch: &mut [u32],
     ) {
@@ -163,8 +171,11 @@ impl OwnAttention<'_> {
         let [q, d_o] = [operands.q, operands.d_o]
             .map(|of| self.pack(of.block(rows.clone(), columns.clone()), &mut scratch));
         let dq_sums = bytemuck::cast_slice_mut(take(&mut scratch, STRIP * dim));
+        dq_sums.fill(0.0);
+        if let Some(before) = before {
+            tile::load(before, dq_sums);
+        }
         let mut dq_sums = MatMut::new(dq_sums, [rows.len(), dim], [dim, 1]);
-        clear(&mut dq_sums, 0..rows.len());
         for keys in shape.key_blocks(&rows, KEYS).filter(|keys| !keys.is_empty()) {
             let mut scratch = &mut *scratch;
             let columns = self.panel_columns(&keys);

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::{
-    OwnAttention, Packed, PackedPart, inner_keys, narrow, packed_words, score_stride, score_words,
-};
+use super::{OwnAttention, inner_keys, narrow, score_stride, score_words};
+use crate::element::CpuElement;
 use crate::kernels::attention::ForwardTensors;
 use crate::kernels::attention::tile::{self, KEYS, ROWS, Running, take};
 use crate::kernels::matrix::{Mat, MatMut};
-use crate::products::PanelElement;
+use crate::products::{Packed, PackedPart, PanelElement, packed_words};
 
 /// What one pair's tiles are made from.
 struct Operands<'a, E> {
@@ -16,6 +15,8 @@ struct Operands<'a, E> {
     q: Mat<'a, E>,
     keys: Packed<'a>,
     values: Packed<'a>,
+    /// Whether results hold an attention over other keys, which this one adds to.
+    resumed: bool,
 }
 
 impl OwnAttention<'_> {
@@ -37,9 +38,9 @@ impl OwnAttention<'_> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`Self::forward_scratch`].
-    pub unsafe fn forward<E: PanelElement>(
+    pub unsafe fn forward<E: PanelElement, R: CpuElement<Acc = f32>>(
         &self,
-        tensors: &ForwardTensors<E>,
+        tensors: &ForwardTensors<E, R>,
         pairs: Range<usize>,
         scratch: &mut [u32],
     ) {
@@ -51,8 +52,12 @@ impl OwnAttention<'_> {
             // results of a pair are used here alone.
             unsafe {
                 let (k, v) = (shape.key_rows(tensors.k, pair), shape.key_rows(tensors.v, pair));
+                if let Some(before) = tensors.before {
+                    self.attention.resume(tensors, before, pair);
+                }
                 let operands = Operands {
                     pair,
+                    resumed: tensors.before.is_some(),
                     q: shape.query_rows(tensors.q, pair),
                     keys: self.pack(k.t(), &mut scratch),
                     values: self.pack(v, &mut scratch),
@@ -72,11 +77,11 @@ impl OwnAttention<'_> {
         }
     }
 
-    fn forward_tile<E: PanelElement>(
+    fn forward_tile<E: PanelElement, R: CpuElement<Acc = f32>>(
         &self,
         operands: &Operands<E>,
         (head, rows): (usize, Range<usize>),
-        o: MatMut<E>,
+        o: MatMut<R>,
         lse: &mut [f32],
         mut scratch: &mut [u32],
     ) {
@@ -85,15 +90,21 @@ impl OwnAttention<'_> {
         let sums = bytemuck::cast_slice_mut(take(&mut scratch, ROWS * dim));
         let sums = &mut sums[..rows.len() * dim];
         sums.fill(0.0);
-        let mut sums = MatMut::rows_of(sums, rows.len(), dim);
         let mut running = [Running::EMPTY; ROWS];
+        if operands.resumed {
+            tile::load(o.as_ref(), sums);
+            for (running, lse) in running.iter_mut().zip(&*lse) {
+                *running = Running::resumed(*lse);
+            }
+        }
+        let mut sums = MatMut::rows_of(sums, rows.len(), dim);
         for keys in shape.key_blocks(&rows, KEYS).filter(|keys| !keys.is_empty()) {
             let mut scratch = &mut *scratch;
             let mut p = self.tile(rows.len(), &keys, &mut scratch);
             let part = self.key_part(operands.keys, &keys);
             let rounded = take(&mut scratch, score_words(keys.len()));
             self.product(q, part, p.reborrow(), false, scratch);
-            let later = keys.start > 0;
+            let later = operands.resumed || keys.start > 0;
             self.attention.softmax(&rows, (&keys, later), &mut p, &mut sums, &mut running);
             self.attention.drop((operands.pair, head), &rows, &keys, &mut p);
             let (columns, inner) = (p.shape()[1], inner_keys::<E>(keys.len()));

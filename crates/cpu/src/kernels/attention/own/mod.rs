@@ -15,8 +15,8 @@ use crate::element::{CpuElement, vectorized};
 use crate::kernels::gemm::Packing;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::products::{
-    Addition, MicroKernel, PANEL_COLUMNS, PanelElement, ProductTarget, multiply, multiply_scratch,
-    pack_right, panel_bytes, panel_words,
+    MicroKernel, PANEL_COLUMNS, Packed, PackedPart, PanelElement, multiply_packed,
+    multiply_scratch, pack_whole, packed_words, panel_words,
 };
 
 /// An attention whose products are own ones.
@@ -28,21 +28,6 @@ pub struct OwnAttention<'a> {
     pub unit: MicroKernel,
 }
 
-/// A right operand in panels.
-#[derive(Clone, Copy)]
-struct Packed<'a> {
-    memory: &'a [u32],
-    /// Words of its inner dimension, zeros included.
-    words: usize,
-}
-
-/// The part of a packed operand that a product takes: from a word of the inner dimension on, some panels.
-struct PackedPart<'a> {
-    of: Packed<'a>,
-    word: usize,
-    panels: Range<usize>,
-}
-
 impl OwnAttention<'_> {
     fn shape(&self) -> &AttentionShape {
         &self.attention.shape
@@ -51,12 +36,8 @@ impl OwnAttention<'_> {
     /// Packs a right operand into the front of `memory`.
     fn pack<'a, E: PanelElement>(&self, right: Mat<E>, memory: &mut &'a mut [u32]) -> Packed<'a> {
         let [inner, columns] = right.shape();
-        let words = panel_words(inner.div_ceil(E::PER_WORD));
         let own = super::tile::take(memory, packed_words::<E>(inner, columns));
-        let panels = columns.next_multiple_of(PANEL_COLUMNS) / self.unit.columns;
-        // SAFETY: the memory has room for all panels.
-        unsafe { pack_right(&self.unit, right, own.as_mut_ptr(), 0..panels) };
-        Packed { memory: own, words }
+        pack_whole(&self.unit, right, own)
     }
 
     /// `result = left·right`, or added to it.
@@ -64,26 +45,11 @@ impl OwnAttention<'_> {
         &self,
         left: Mat<E>,
         right: PackedPart<'_>,
-        mut result: MatMut<f32>,
+        result: MatMut<f32>,
         adds: bool,
         scratch: &mut [u32],
     ) {
-        let PackedPart { of: Packed { memory, words }, word, panels } = right;
-        let width = self.unit.columns;
-        assert!(left.shape()[1].div_ceil(E::PER_WORD) + word <= words, "words of panels");
-        assert!(panels.end * width * words <= memory.len(), "panels");
-        let first = memory[(panels.start * words + word) * width..].as_ptr();
-        let (to, shape, strides) = (result.as_mut_ptr(), result.shape(), result.strides());
-        let target = |_| ProductTarget {
-            panels: first,
-            words,
-            own: 0..panels.len(),
-            // SAFETY: the matrix is borrowed uniquely, and `multiply` uses one target at a time.
-            result: unsafe { MatMut::from_raw(to, shape, strides) },
-            add: if adds { Addition::Result } else { Addition::Nothing },
-        };
-        // SAFETY: the panels were packed for this unit, with as many words from this one on.
-        unsafe { multiply(&self.unit, left, 0..left.shape()[0], 1, target, scratch) };
+        multiply_packed(&self.unit, left, right, result, adds, scratch);
     }
 
     /// Panels that so many columns take.
@@ -108,11 +74,6 @@ impl OwnAttention<'_> {
 /// Elements of keys that products take as an inner dimension: whole words, and whole steps of a tile.
 fn inner_keys<E: PanelElement>(keys: usize) -> usize {
     panel_words(keys.div_ceil(E::PER_WORD)) * E::PER_WORD
-}
-
-/// Words of a packed operand.
-fn packed_words<E: PanelElement>(inner: usize, columns: usize) -> usize {
-    panel_bytes(inner.div_ceil(E::PER_WORD), columns) / size_of::<u32>()
 }
 
 /// Elements from one row of scores to the next, for so many keys in whole panels.

@@ -1,5 +1,9 @@
 //! Which processor cores a thread may run on.
 
+mod topology;
+
+pub use topology::{LogicalCore, Topology};
+
 /// The cores that the calling thread may run on; empty if the system does not report them.
 pub fn allowed_cores() -> Vec<usize> {
     let mut set = empty();
@@ -10,6 +14,16 @@ pub fn allowed_cores() -> Vec<usize> {
     }
     // SAFETY: the set is initialised, and the index is below its size.
     (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+/// How many threads may compute at the same time without sharing a physical core, as far as this process
+/// may use them: fewer than it has cores if there are hyper-threads, or if it has a quota of time.
+pub fn computing_cores() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    match Topology::here().physical_cores() {
+        0 => allowed,
+        physical => allowed.min(physical),
+    }
 }
 
 /// Lets the calling thread, and threads that it starts from now on, run only on these cores.
