@@ -38,5 +38,5 @@ if [ -z "${BENCH_ONLY:-}" ]; then
   cp -r tests/fixtures "$out/tests/"
   cp docs/composition.md "$out/docs/"
 fi
-cp tools/gpu/{run.sh,beside_torch.py,kernels.py} "$out/"
+cp tools/gpu/{run.sh,rows.sh,beside_torch.py,kernels.py,experts.toml} "$out/"
 du -sh "$out"

@@ -3,8 +3,9 @@
 #
 #   run.sh [tests] [new] [layouts] [numbers]     # tests, layouts and numbers if none is named
 #
-# `new` are the layouts of ops that no GPU has run yet; `layouts` has them, too. ONLY=EXPRESSION leaves out rows whose
-# names the expression does not match, and QUICK=1 the numbers of LLaMA.
+# `new` is what no GPU has run yet: numbers first, then layouts; `layouts` are all others (rows.sh). ONLY=EXPRESSION
+# leaves out rows whose names the expression does not match, and QUICK=1 the numbers of LLaMA. Rows that would begin
+# after $LIMIT seconds are left out and said so; $JOBS layouts (4) run at once, numbers alone.
 # Every part adds lines to a table, which is printed last; the exit status is 1 if one of them failed. Logs are
 # written beside the table, in $OUT or ./gpu-results.
 set -uo pipefail
@@ -13,8 +14,10 @@ results=${OUT:-$PWD/gpu-results}
 mkdir -p "$results"
 export PHALANX_CACHE=${PHALANX_CACHE:-$results/cache}
 table="$results/table.txt"
-: > "$table"
-failed=0
+# Each row has a file, so that rows which run at once stay in their order.
+rows=$(mktemp -d)
+trap 'rm -rf "$rows"' EXIT
+count=0
 
 # Where CUDA's libraries are if the loader does not know: beside the toolkit, or in Python's packages.
 find_libraries() {
@@ -30,17 +33,28 @@ for root in site.getsitepackages() + [site.getusersitepackages()]:
 }
 
 row() { # what, result, details
-  printf '%-58s %-7s %s\n' "$1" "$2" "$3" >> "$table"
-  printf '%-58s %-7s %s\n' "$1" "$2" "$3"
-  [ "$2" = ok ] || failed=1
+  printf '%-66s %-7s %s\n' "$1" "$2" "$3" | tee -a "$rows/$(printf %04d $count)"
 }
 
-# Whether a row is asked for.
-wanted() { [[ -z ${ONLY:-} || $1 =~ $ONLY ]]; }
+# Whether a row is asked for, and there is time for it. It gets the next place in the table.
+wanted() {
+  [[ -z ${ONLY:-} || $1 =~ $ONLY ]] || return 1
+  count=$((count + 1))
+  [ $SECONDS -lt "${LIMIT:-1000000}" ] && return 0
+  row "$1" LATE "not begun: the time was over"
+  return 1
+}
+
+# Rows of layouts run beside each other, in any order.
+beside() { # command...
+  while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-4}" ]; do wait -n; done
+  "$@" &
+}
 
 # Runs a test binary; the row says how many tests ran, and a test that was skipped is a failure here.
 tests() { # name, folder of the package, arguments...
-  wanted "$1" || return 0
+  wanted "tests: $1" || return 0
+  wait
   local name=$1 log="$results/test-$1.log" start=$SECONDS
   shift
   CARGO_MANIFEST_DIR=$1 "$here/binaries/$name" --test-threads "${TEST_THREADS:-4}" "${@:2}" > "$log" 2>&1
@@ -56,12 +70,16 @@ tests() { # name, folder of the package, arguments...
 }
 
 verify() { # name, settings...
-  wanted "$1" || return 0
-  local name=$1 log sets=()
+  wanted "verify: $1" && beside verify_alone "$@"
+}
+
+verify_alone() { # name, settings...
+  local name=$1 log sets=() launch=()
   shift
   log="$results/verify-${name//[^a-z0-9]/-}.json"
   for set in "$@"; do sets+=(--set "$set"); done
-  if "$here/phalanx" verify --preset "${PRESET:-tiny}" --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
+  [ -z "${PROCESSES:-}" ] || launch=(launch -n "$PROCESSES" --)
+  if "$here/phalanx" "${launch[@]}" verify --preset "${PRESET:-tiny}" --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
     row "verify: $name" ok "largest difference of a gradient $(sed -nE 's/.*"grad_max_rel":([^,}]*).*/\1/p' "$log")"
   else
     row "verify: $name" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
@@ -70,15 +88,17 @@ verify() { # name, settings...
 
 field() { sed -nE "s/.*\"$1\":([^,}]*).*/\1/p" "$2"; }
 
-bench() { # name, preset, settings...
-  wanted "$1" || return 0
-  local name=$1 preset=$2 log sets=()
+bench() { # name, preset or file, settings...
+  wanted "step: $1" || return 0
+  wait
+  local name=$1 model=(--preset "$2") log sets=()
+  [ ! -e "$2" ] || model=("$2")
   shift 2
   log="$results/bench-${name//[^a-z0-9]/-}.json"
   for set in run.device=cuda precision.compute=bf16 precision.weights=bf16 precision.grads=bf16 "$@"; do
     sets+=(--set "$set")
   done
-  if "$here/phalanx" bench step --json --preset "$preset" "${sets[@]}" > "$log" 2> "$log.err"; then
+  if "$here/phalanx" bench step --json "${model[@]}" "${sets[@]}" > "$log" 2> "$log.err"; then
     row "step: $name" ok "$(printf '%.1f ms, %.0f tok/s, %.1f%% MFU, %.1f GiB, first step after %.1f s' \
       "$(field median_ms "$log")" "$(field tokens_per_s "$log")" "$(awk "BEGIN { print 100 * $(field mfu "$log") }")" \
       "$(awk "BEGIN { print $(field peak_device_bytes "$log") / 2^30 }")" "$(field start_s "$log")")"
@@ -93,102 +113,10 @@ bench() { # name, preset, settings...
 
 # Two ranks on one GPU beside one rank: the ratio may be at most 1.25.
 ratio() { # name, log of one rank, log of two
-  [ -s "$2" ] && [ -s "$3" ] || return
+  [ -s "$2" ] && [ -s "$3" ] && wanted "ratio: $1" || return 0
   local ratio
   ratio=$(awk "BEGIN { printf \"%.3f\", $(field median_ms "$3") / $(field median_ms "$2") }")
   awk "BEGIN { exit !($ratio <= 1.25) }" && row "ratio: $1" ok "$ratio of one rank's step" || row "ratio: $1" FAILED "$ratio of one rank's step; at most 1.25"
-}
-
-# Layouts of ops that were added since a GPU was there: rows packed by expert, learned noise, encoders and decoders,
-# pipelines that do not drain, blocks of operands that come one by one.
-new() {
-  local few=(model.layers=2 train.batch_size=8) t5=(model.kind=t5 model.kv_heads=8 model.layers=2)
-  PRESET=tiny-moe verify "dropless experts" model.capacity=0 "${few[@]}"
-  PRESET=tiny-moe verify "dropless experts, tp 2" model.capacity=0 parallel.tp=2 "${few[@]}"
-  PRESET=tiny-moe verify "dropless experts, dp 4, ep 2" model.capacity=0 parallel.dp=4 parallel.ep=2 "${few[@]}"
-  PRESET=tiny-moe verify "dropless experts, bf16" model.capacity=0 precision.compute=bf16 precision.weights=bf16 "${few[@]}"
-  PRESET=tiny-moe verify "noisy top-k" model.router=noisy "${few[@]}"
-  PRESET=tiny-moe verify "noisy top-k, dp 4, ep 2" model.router=noisy parallel.dp=4 parallel.ep=2 "${few[@]}"
-  PRESET=tiny-moe verify "pyramid of experts" model.late_experts=16 model.late_layers=1 model.residual_experts=true "${few[@]}"
-  PRESET=tiny-moe verify "weights come to tokens, dp 4, ep 2" parallel.dp=4 parallel.ep=2 parallel.expert_exchange=weights "${few[@]}"
-  verify "encoder and decoder" "${t5[@]}"
-  verify "encoder and decoder, tp 2, sp" parallel.tp=2 parallel.sp=true "${t5[@]}"
-  verify "encoder and decoder, pp 4" parallel.pp=4 train.microbatches=4 "${t5[@]}"
-  for schedule in pipedream pipedream-2bw; do
-    verify "pp 2, $schedule, steps in rows" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
-    verify "encoder and decoder, pp 2, $schedule" parallel.pp=2 train.microbatches=4 parallel.schedule=$schedule "${t5[@]}"
-  done
-  PRESET=mnist-cnn verify "convolutions, dp 2, ZeRO-3" train.batch_size=8 parallel.dp=2 parallel.zero=3
-  verify "2D, tp 4, streamed" parallel.tp=4 parallel.tp_kind=2d parallel.stream=true
-  verify "3D, tp 8, streamed" parallel.tp=8 parallel.tp_kind=3d parallel.stream=true
-  verify "tp 2, sp, streamed" parallel.tp=2 parallel.sp=true parallel.stream=true
-}
-
-layouts() {
-  new
-  verify "one rank"
-  verify "tp 2" parallel.tp=2
-  verify "tp 2, sp" parallel.tp=2 parallel.sp=true
-  verify "cp 2" parallel.cp=2
-  for zero in 1 2 3; do verify "dp 2, ZeRO-$zero" parallel.dp=2 parallel.zero=$zero; done
-  for schedule in naive gpipe vectorised 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v; do
-    verify "pp 2, $schedule" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=$schedule
-  done
-  verify "pp 2, vectorised, twice around, ZeRO-3" parallel.pp=2 parallel.chunks=2 parallel.dp=2 parallel.zero=3 train.microbatches=4 model.layers=4 parallel.schedule=vectorised
-  verify "tp 2, dp 2, pp 2" parallel.tp=2 parallel.dp=2 parallel.pp=2 train.microbatches=4
-  for order in block zigzag striped; do
-    verify "ring attention, cp 4, $order" parallel.cp=4 parallel.cp_kind=ring parallel.cp_order=$order
-  done
-  verify "all-gather KV, cp 4" parallel.cp=4 parallel.cp_kind=allgather
-  verify "all-gather KV, cp 4, zigzag" parallel.cp=4 parallel.cp_kind=allgather parallel.cp_order=zigzag
-  verify "ring attention, cp 2, tp 2, pp 2" parallel.cp=2 parallel.cp_kind=ring parallel.tp=2 parallel.pp=2 train.microbatches=4
-  verify "2D, tp 4" parallel.tp=4 parallel.tp_kind=2d
-  verify "2.5D, tp 8" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2
-  verify "3D, tp 8" parallel.tp=8 parallel.tp_kind=3d
-  verify "local SGD, dp 2" parallel.dp=2 parallel.sync=local-sgd parallel.sync_every=2
-  verify "local SGD, dp 2, tp 2, momenta kept" parallel.dp=2 parallel.tp=2 parallel.sync=local-sgd parallel.sync_every=2 parallel.sync_momentum=keep
-  verify "averaging, dp 2, pp 2" parallel.dp=2 parallel.pp=2 parallel.sync=average parallel.sync_every=0 train.microbatches=4
-  verify "DataParallel, dp 2" parallel.dp=2 parallel.sync=dataparallel
-  verify "DataParallel, dp 2, tp 2, lamb" parallel.dp=2 parallel.tp=2 parallel.sync=dataparallel optim.kind=lamb
-  verify "Ring Self-Attention, cp 2" parallel.cp=2 parallel.cp_kind=rsa
-  for schedule in dualpipe chimera bpipe pipedream pipedream-2bw; do
-    verify "pp 4, $schedule" parallel.pp=4 train.microbatches=8 model.layers=4 parallel.schedule=$schedule
-  done
-  PRESET=tiny-moe verify "experts"
-  PRESET=tiny-moe verify "experts, tp 2" parallel.tp=2
-  PRESET=tiny-moe verify "experts, dp 4, ep 2" parallel.dp=4 parallel.ep=2
-  PRESET=mnist-cnn verify "convolutions" train.batch_size=8
-  PRESET=mnist-cnn verify "convolutions, tp 2" train.batch_size=8 parallel.tp=2
-  PRESET=mnist-cnn verify "convolutions, heights on 4 ranks" train.batch_size=8 parallel.tp=4 parallel.sp=true
-  PRESET=mnist-cnn verify "convolutions, uneven heights on 3 ranks, features" train.batch_size=8 parallel.tp=3 parallel.sp=true 'parallel.tp_plan=["fc1.* columns","fc2.weight rows"]'
-  verify "2D, tp 16, streamed" parallel.tp=16 parallel.tp_kind=2d parallel.stream=true
-  verify "2.5D, tp 8, streamed" parallel.tp=8 parallel.tp_kind=2.5d parallel.tp_depth=2 parallel.stream=true
-  verify "2D, tp 4, ZeRO-3, ring, recomputation" parallel.tp=4 parallel.tp_kind=2d parallel.dp=2 parallel.zero=3 parallel.cp=2 parallel.cp_kind=ring train.recompute=full
-  verify "GSPMD's 2-D recipe, tp 4" parallel.tp=4 parallel.tp_kind=gspmd
-  verify "GSPMD's 2-D recipe, tp 8, 4 rows, streamed" parallel.tp=8 parallel.tp_kind=gspmd parallel.tp_rows=4 parallel.stream=true
-  verify "pp 2, zb-h2, post-validation" parallel.pp=2 train.microbatches=4 model.layers=4 parallel.schedule=zb-h2 parallel.post_validation=true
-  verify "adafactor, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=adafactor
-  for kind in adamw adam sgd lion lamb; do
-    verify "$kind, tp 2, ZeRO-2" parallel.tp=2 parallel.dp=2 parallel.zero=2 optim.kind=$kind
-  done
-  for layout in "" parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.cp=2,parallel.cp_kind=ring parallel.cp=2,parallel.cp_kind=rsa parallel.pp=2,train.microbatches=4 parallel.tp=4,parallel.tp_kind=2d,parallel.stream=true parallel.dp=2,parallel.sync=dataparallel precision.initial_scale_power=24,precision.hysteresis=1,parallel.dp=2; do
-    verify "f16 ${layout:-one rank}" precision.compute=f16 precision.weights=f16 ${layout//,/ }
-  done
-  for layout in "" parallel.tp=2,parallel.dp=2,parallel.zero=2 parallel.pp=2,train.microbatches=4; do
-    verify "bf16, split masters ${layout:-one rank}" precision.compute=bf16 precision.weights=bf16 precision.masters=split ${layout//,/ }
-    verify "bf16, residual stream of f32 ${layout:-one rank}" precision.compute=bf16 precision.weights=bf16 precision.residual=f32 ${layout//,/ }
-  done
-  verify "tf32, tp 2" precision.compute=f32 precision.tf32=true parallel.tp=2
-  local log="$results/launch.json"
-  for layout in parallel.tp=2 parallel.dp=2,parallel.zero=3 parallel.pp=2,train.microbatches=4; do
-    local sets=()
-    for set in ${layout//,/ }; do sets+=(--set "$set"); done
-    if "$here/phalanx" launch -n 2 -- verify --preset tiny --steps 3 --json --set run.device=cuda "${sets[@]}" > "$log" 2> "$log.err"; then
-      row "verify: two processes, $layout" ok "largest difference of a gradient $(field grad_max_rel "$log")"
-    else
-      row "verify: two processes, $layout" FAILED "$(tail -1 "$log.err" | cut -c1-150)"
-    fi
-  done
 }
 
 numbers() {
@@ -200,18 +128,76 @@ numbers() {
   ratio "tp 2" "$one" "$results/bench-gpt2-124m-tp-2.json"
   ratio "ZeRO-3 2" "$one" "$results/bench-gpt2-124m-zero-3.json"
   ratio "pp 2" "$one" "$results/bench-gpt2-124m-pp-2.json"
-  [ -z "${QUICK:-}" ] || return
+  [ -z "${QUICK:-}" ] || return 0
   bench "llama-0.95b" llama-0.95b train.microbatches=1
   bench "llama-0.95b, split masters" llama-0.95b train.microbatches=1 precision.masters=split
   bench "llama-0.95b, gradients of f32" llama-0.95b train.microbatches=1 precision.grads=f32
   bench "llama-0.95b, gradients and residual stream of f32" llama-0.95b train.microbatches=1 precision.grads=f32 precision.residual=f32
 }
 
-# Of packages that mostly test other things, only the tests that need a GPU.
-all_tests() {
+# Experts in a loop of PyTorch, in turns with ours; and what a step's grouped products take.
+experts() {
+  bench "experts 0.4b" "$here/experts.toml"
+  if wanted "experts 0.4b beside PyTorch's loop"; then
+    wait
+    local log="$results/experts-torch.log" ratio
+    if ! python3 -c 'import torch' 2> "$log"; then
+      row "experts 0.4b beside PyTorch's loop" ABSENT "there is no PyTorch here"
+    elif python3 "$here/beside_torch.py" "$here/phalanx" --rounds 2 --preset experts > "$log" 2>&1; then
+      ratio=$(sed -nE 's/^experts: ([0-9.]+) of compiled.*/\1/p' "$log")
+      row "experts 0.4b beside PyTorch's loop" "$(awk "BEGIN { print $ratio >= 1.5 ? \"ok\" : \"FAILED\" }")" "$(tail -1 "$log"); at least 1.5"
+    else
+      row "experts 0.4b beside PyTorch's loop" FAILED "$(tail -1 "$log" | cut -c1-150)"
+    fi
+  fi
+  wanted "kernels: experts 0.4b" || return 0
+  local trace="$results/experts-trace.json" found
+  if "$here/phalanx" train "$here/experts.toml" --set run.device=cuda --set precision.compute=bf16 --set precision.weights=bf16 \
+    --set precision.grads=bf16 --set train.steps=5 --set run.dir="$results/runs" --trace "$trace" > "$trace.log" 2>&1 &&
+    python3 "$here/kernels.py" "$trace" > "$results/experts-kernels.txt"; then
+    found=$(awk '/tensor_/ { printf "%s%s ms in %d × %s", between, $1, $3, $4 $5; between = "; " }' "$results/experts-kernels.txt")
+    row "kernels: experts 0.4b" ok "$(sed -n 1p "$results/experts-kernels.txt"): ${found:-no product of packed rows}"
+  else
+    row "kernels: experts 0.4b" FAILED "$(tail -1 "$trace.log" | cut -c1-150)"
+  fi
+}
+
+# Gradients of weights on a queue of their own, in turns with one queue.
+queues() {
+  local preset round one two
+  for preset in llama-0.95b gpt2-124m; do
+    for round in 1 2; do
+      bench "$preset, one queue, $round" "$preset" train.microbatches=1
+      PHALANX_QUEUES=2 bench "$preset, two queues, $round" "$preset" train.microbatches=1
+    done
+    one=$(median "$preset, one queue") two=$(median "$preset, two queues")
+    [ -n "$one" ] && [ -n "$two" ] && wanted "queues: $preset" || continue
+    row "queues: $preset" ok "$(awk "BEGIN { printf \"two queues take %.4f of one queue's step\", $two / $one }")"
+  done
+}
+
+# The mean of the medians of a row's rounds.
+median() { # name
+  local logs=("$results/bench-${1//[^a-z0-9]/-}--1.json" "$results/bench-${1//[^a-z0-9]/-}--2.json")
+  [ -s "${logs[0]}" ] && [ -s "${logs[1]}" ] || return 0
+  awk "BEGIN { print ($(field median_ms "${logs[0]}") + $(field median_ms "${logs[1]}")) / 2 }"
+}
+
+# What no GPU has run yet, what matters most first.
+new() {
+  all_tests cuda packed_rows a_second_queue every_op
+  experts
+  queues
+  bench "gpt2-124m, f16" gpt2-124m train.microbatches=1 precision.compute=f16 precision.weights=f16 precision.grads=f32
+  new_layouts
+}
+
+# Of packages that mostly test other things, only the tests that need a GPU. Or those of one package, by their names.
+all_tests() { # package, names...
   local binary name filter
   for binary in "$here"/binaries/*; do
-    name=$(basename "$binary") filter=()
+    name=$(basename "$binary") filter=("${@:2}")
+    [[ $name == "${1:-}"* ]] || continue
     case $name in
       models) filter=(cuda) ;;
       train) filter=(gpu) ;;
@@ -220,8 +206,9 @@ all_tests() {
   done
 }
 
+. "$here/rows.sh"
 find_libraries
-[ $# -gt 0 ] || set -- tests layouts numbers
+[ $# -gt 0 ] || set -- tests new layouts numbers
 for part in "$@"; do
   case $part in
     tests) all_tests ;;
@@ -231,6 +218,8 @@ for part in "$@"; do
     *) echo "unknown part $part"; exit 2 ;;
   esac
 done
+wait
+cat "$rows"/* > "$table"
 echo
 cat "$table"
-exit $failed
+! grep -qE ' (FAILED|SKIPPED|LATE|ABSENT) ' "$table"

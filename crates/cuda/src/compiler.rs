@@ -112,7 +112,14 @@ impl Unit {
             (nvrtc.nvrtcCompileProgram)(self.program, pointers.len() as i32, pointers.as_ptr())
         };
         if status != 0 {
-            return Err(CudaError::Compile { log: self.log() });
+            let log = self.log();
+            let architecture = options[0].to_string_lossy();
+            return Err(match log.contains("invalid value for --gpu-architecture") {
+                true => CudaError::UnknownGpu {
+                    architecture: architecture.rsplit('=').next().unwrap_or_default().to_owned(),
+                },
+                false => CudaError::Compile { log },
+            });
         }
         let names = entries.iter().map(|entry| self.lowered(entry)).collect::<Result<_, _>>()?;
         Ok(Cubin { names, bytes: self.code()? })

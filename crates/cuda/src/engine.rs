@@ -2,6 +2,7 @@
 
 mod ahead;
 mod arenas;
+mod beside;
 mod capture;
 mod compile;
 mod copies;
@@ -12,6 +13,7 @@ mod issue;
 mod issued;
 mod staging;
 mod timing;
+mod touched;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,12 +35,14 @@ use crate::requirements::CudaRequirements;
 use crate::tasks::{self, Task};
 use ahead::Ahead;
 use arenas::Arenas;
+use beside::Beside;
 use copies::Copies;
 use issued::Issued;
 use staging::{InFlight, Staging};
 use timing::Timing;
 
 pub(crate) use ahead::WINDOW;
+pub(crate) use beside::is_asked_for as second_queue_is_asked_for;
 #[cfg(test)]
 pub(crate) use drawn::kernels as drawing_kernels;
 
@@ -66,6 +70,9 @@ pub struct CudaEngine {
     constants: HashMap<Vec<u8>, Arc<DeviceMemory>>,
     /// Workspace of the library of products.
     workspace: DeviceMemory,
+    /// The second queue, if it is asked for, and whether a task is being issued there.
+    beside: Option<Beside>,
+    is_beside: bool,
     /// The library of attention, if it is installed, with what it planned.
     attention: Option<AttentionLibrary>,
     attention_plans: HashMap<FusedShape, Option<Arc<AttentionPlan>>>,
@@ -111,6 +118,8 @@ impl CudaEngine {
             attention_plans: HashMap::new(),
             stream,
             library,
+            beside: beside::is_asked_for().then(|| Beside::new(&device)).transpose()?,
+            is_beside: false,
             plans: HashMap::new(),
             constants: HashMap::new(),
             arenas: Arenas::default(),
@@ -167,6 +176,12 @@ impl CudaEngine {
         self
     }
 
+    /// The same with a second queue for gradients of weights in captured steps.
+    pub fn with_second_queue(mut self) -> Result<Self, EngineError> {
+        self.beside = Some(Beside::new(&self.device)?);
+        Ok(self)
+    }
+
     /// The GPU.
     pub fn device(&self) -> &Device {
         &self.device
@@ -191,7 +206,10 @@ impl Engine for CudaEngine {
     }
 
     fn requirements(&self) -> Arc<dyn Requirements> {
-        Arc::new(CudaRequirements { attention_library: self.attention.is_some() })
+        Arc::new(CudaRequirements {
+            attention_library: self.attention.is_some(),
+            second_queue: self.beside.is_some(),
+        })
     }
 
     fn compile(

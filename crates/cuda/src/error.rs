@@ -20,6 +20,24 @@ pub enum CudaError {
         /// What to install.
         package: &'static str,
     },
+    /// A file of a library is there, but cannot be loaded.
+    #[error("{library} could not be opened: {why}\n  {file} is there; install all of {package}")]
+    Unloadable {
+        /// The library's name for people.
+        library: &'static str,
+        /// The file.
+        file: String,
+        /// What the system's loader said.
+        why: String,
+        /// What to install.
+        package: &'static str,
+    },
+    /// The compiler of kernels is older than the GPU.
+    #[error("NVRTC does not know GPUs of version {architecture}; install a newer version of it")]
+    UnknownGpu {
+        /// The version as compilers name it.
+        architecture: String,
+    },
     /// A library that is there, but too old.
     #[error("{library} has no function {function}; install a newer version: {package}")]
     Old {

@@ -17,7 +17,9 @@ pub(crate) enum Source {
     Update,
     Embedding,
     Routing,
+    Tensor,
     Grouped,
+    GroupedTensor,
     Attention,
     KeyProduct,
     Product,
@@ -42,7 +44,9 @@ impl Source {
             Source::Update => include_str!("kernels/update.cu"),
             Source::Embedding => include_str!("kernels/embedding.cu"),
             Source::Routing => include_str!("kernels/routing.cu"),
+            Source::Tensor => include_str!("kernels/tensor.cu"),
             Source::Grouped => include_str!("kernels/grouped.cu"),
+            Source::GroupedTensor => include_str!("kernels/grouped_tensor.cu"),
             Source::Attention => include_str!("kernels/attention.cu"),
             Source::KeyProduct => include_str!("kernels/key_product.cu"),
             Source::Product => include_str!("kernels/product.cu"),
@@ -62,6 +66,7 @@ impl Source {
             Source::Rows | Source::Update | Source::Reduce => vec![Common, Elementwise],
             Source::Norms | Source::Loss => vec![Common, Elementwise, Source::Rows],
             Source::Attention => vec![Common, Elementwise, Random],
+            Source::GroupedTensor => vec![Common, Source::Tensor, Source::Grouped],
             _ => vec![Common],
         };
         all.push(self);

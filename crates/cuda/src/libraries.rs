@@ -51,6 +51,7 @@ impl Opened {
         let plain = names.iter().map(|name| (*name).to_owned());
         let below = FOLDERS.iter().flat_map(|f| names.iter().map(move |n| format!("{f}/{n}")));
         let files: Vec<String> = plain.chain(below).collect();
+        let mut found = None;
         for file in &files {
             let Ok(path) = CString::new(file.as_str()) else { continue };
             // SAFETY: the path is a string that outlives the call; these libraries may be opened by
@@ -59,8 +60,16 @@ impl Opened {
             if !handle.is_null() {
                 return Ok(Self { handle, library, package });
             }
+            let why = why_not();
+            let absent = why.starts_with(file) && why.ends_with("No such file or directory");
+            if !absent && found.is_none() {
+                found = Some((file.clone(), why));
+            }
         }
-        Err(CudaError::Missing { library, files, package })
+        match found {
+            Some((file, why)) => Err(CudaError::Unloadable { library, file, why, package }),
+            None => Err(CudaError::Missing { library, files, package }),
+        }
     }
 
     /// The address of a function.
@@ -76,6 +85,18 @@ impl Opened {
             true => Err(CudaError::Old { library, function, package }),
             false => Ok(address),
         }
+    }
+}
+
+/// What the system's loader says about the file that it did not open: a library may lack another one.
+fn why_not() -> String {
+    // SAFETY: the text is this thread's own until it calls the loader again.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return "for a reason that the loader does not tell".to_owned();
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
     }
 }
 
@@ -127,3 +148,28 @@ macro_rules! library {
     };
 }
 use library;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+
+    fn refused(names: &[&str]) -> String {
+        match Opened::first_of("a library", names, "its package") {
+            Ok(_) => "it was opened".to_owned(),
+            Err(why) => why.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_absent_and_one_that_does_not_load_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let [absent, broken] = ["absent.so", "broken.so"].map(|name| folder.path().join(name));
+        std::fs::write(&broken, [7; 100]).unwrap();
+        let [absent, broken] = [absent, broken].map(|path| path.to_str().unwrap().to_owned());
+        let why = refused(&[&absent]);
+        assert!(why.contains("looked for") && why.contains("its package"), "{why}");
+        let why = refused(&[&absent, &broken]);
+        assert!(why.contains("broken.so is there") && why.contains("ELF"), "{why}");
+    }
+}

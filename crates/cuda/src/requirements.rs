@@ -5,7 +5,7 @@ use phalanx_comm::PlannedCollective;
 use phalanx_ir::ops::LinearCrossEntropy;
 use phalanx_ir::{DType, Instr, Mesh, Op, Program, TensorType, ValueId};
 
-use crate::engine::WINDOW;
+use crate::engine::{WINDOW, second_queue_is_asked_for};
 use crate::folds::Folds;
 use crate::fused_attention::FusedShape;
 use crate::products::WORKSPACE;
@@ -15,12 +15,17 @@ use crate::products::WORKSPACE;
 pub struct CudaRequirements {
     /// Whether attention runs by cuDNN, which has a workspace, where it can.
     pub attention_library: bool,
+    /// Whether gradients of weights have a queue of their own, which has a workspace too.
+    pub second_queue: bool,
 }
 
 impl CudaRequirements {
     /// With the libraries of this machine.
     pub fn here() -> Self {
-        Self { attention_library: crate::without_attention_library().is_none() }
+        Self {
+            attention_library: crate::without_attention_library().is_none(),
+            second_queue: second_queue_is_asked_for(),
+        }
     }
 }
 
@@ -41,10 +46,10 @@ impl Requirements for CudaRequirements {
         Folds::of(program).early()
     }
 
-    /// The workspace of products, which must be there before the arena is, because algorithms are chosen on it,
+    /// The workspaces of products, which must be there before the arena is, because algorithms are chosen on it,
     /// and the window for batches that come ahead. The engine allocates them once for each rank.
     fn beside(&self, _program: &Program) -> usize {
-        WORKSPACE + WINDOW
+        (1 + usize::from(self.second_queue)) * WORKSPACE + WINDOW
     }
 }
 

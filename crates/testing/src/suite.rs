@@ -61,6 +61,14 @@ pub fn a_run_can_be_repeated<E: Engine>(engine: impl Fn() -> E) {
     });
 }
 
+/// Two engines that differ in nothing that may change a number give the same bits.
+pub fn engines_have_the_same_bits<E: Engine>(engine: impl Fn() -> E, other: impl Fn() -> E) {
+    for_each_case(|what, model, setup| {
+        let of = |engine| train(engine, model, setup);
+        assert_same_bits(&of(other()), &of(engine()), &format!("{what}, the other engine"));
+    });
+}
+
 /// The numbers are those of the interpreter, including dropout masks.
 pub fn numbers_are_the_interpreters<E: Engine>(engine: impl Fn() -> E) {
     for_each_case(|what, model, setup| {

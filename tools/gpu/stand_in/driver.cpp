@@ -1,5 +1,6 @@
 // Stands in for the CUDA driver: memory of the host, kernels that are functions of the host, and streams that run
-// what they are given at once. Captured streams keep it instead, and a graph runs it again.
+// what they are given at once. Captured streams keep it instead, with what each piece waits for, and a graph runs it
+// again: what other streams captured as late as their events allow, or, with STAND_IN_ORDER=reverse, as early.
 //
 // It knows what was allocated: memory behind an allocation that a kernel wrote is reported when it is freed, and
 // free memory is what is left of STAND_IN_MEMORY bytes (16 GiB). STAND_IN_FAIL="function=status" lets calls of a
@@ -21,7 +22,6 @@
 #include <vector>
 
 typedef unsigned long long Address;
-typedef std::vector<std::function<void()>> Work;
 
 struct Dim3 {
     unsigned x, y, z;
@@ -32,11 +32,25 @@ struct Launch {
 };
 typedef void** (*Entry)(const Launch*, void**);
 
+// What was captured: each piece with the pieces before it, and whether it came from the stream that began.
+struct Piece {
+    std::function<void()> work;
+    std::vector<size_t> after;
+    bool own;
+};
+struct Graph {
+    std::vector<Piece> pieces;
+    void* begun;
+};
 struct Stream {
-    Work* captured = nullptr;
+    Graph* captured = nullptr;
+    // The pieces that the next one comes after.
+    std::vector<size_t> after;
 };
 struct Event {
     double at = 0;
+    Graph* captured = nullptr;
+    std::vector<size_t> after;
 };
 struct Function {
     Entry entry;
@@ -73,9 +87,29 @@ static int failure(const char* function) {
 
 static int issue(void* stream, std::function<void()> work) {
     Stream* s = (Stream*)stream;
-    if (s && s->captured) s->captured->push_back(work);
-    else work();
-    return 0;
+    if (!s || !s->captured) return work(), 0;
+    std::vector<Piece>& pieces = s->captured->pieces;
+    pieces.push_back({work, s->after, stream == s->captured->begun});
+    return s->after = {pieces.size() - 1}, 0;
+}
+
+// Runs what was captured in an order that its events allow.
+static void run(const Graph& graph, void* stream) {
+    static const bool early = getenv("STAND_IN_ORDER") && !strcmp(getenv("STAND_IN_ORDER"), "reverse");
+    const std::vector<Piece>& pieces = graph.pieces;
+    std::vector<bool> done(pieces.size());
+    for (size_t left = pieces.size(), first = 0; left > 0; left--) {
+        size_t next = pieces.size();
+        for (size_t i = first; i < pieces.size(); i++) {
+            bool ready = !done[i];
+            for (size_t before : pieces[i].after) ready = ready && done[before];
+            if (ready && (next == pieces.size() || pieces[next].own == early)) next = i;
+            if (next != pieces.size() && pieces[next].own != early) break;
+        }
+        issue(stream, pieces[next].work);
+        done[next] = true;
+        while (first < pieces.size() && done[first]) first++;
+    }
 }
 
 struct Mapping {
@@ -189,7 +223,13 @@ int cuIpcOpenEventHandle(void**, IpcHandle) { return 801; }
 int cuStreamCreate(void** stream, unsigned) { MAY_FAIL(); return *stream = new Stream, 0; }
 int cuStreamDestroy_v2(void* stream) { return delete (Stream*)stream, 0; }
 int cuStreamSynchronize(void*) { MAY_FAIL(); return 0; }
-int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    Stream* s = (Stream*)stream;
+    Event* e = (Event*)event;
+    if (!e->captured) return 0;
+    s->captured = e->captured;
+    return s->after.insert(s->after.end(), e->after.begin(), e->after.end()), 0;
+}
 int cuStreamWriteValue32_v2(void* stream, Address to, uint32_t value, unsigned) {
     return issue(stream, [=] { *(volatile uint32_t*)to = value; });
 }
@@ -197,6 +237,9 @@ int cuStreamWriteValue32_v2(void* stream, Address to, uint32_t value, unsigned) 
 int cuEventCreate(void** event, unsigned) { return *event = new Event, 0; }
 int cuEventDestroy_v2(void* event) { return delete (Event*)event, 0; }
 int cuEventRecord(void* event, void* stream) {
+    Stream* s = (Stream*)stream;
+    if (s && s->captured) return ((Event*)event)->captured = s->captured, ((Event*)event)->after = s->after, 0;
+    ((Event*)event)->captured = nullptr;
     return issue(stream, [=] {
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -252,18 +295,28 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     return issue(stream, [=] { f->entry(&launch, kept); });
 }
 
-int cuStreamBeginCapture_v2(void* stream, int) { return ((Stream*)stream)->captured = new Work, 0; }
-int cuStreamEndCapture(void* stream, void** graph) {
+int cuStreamBeginCapture_v2(void* stream, int) {
     Stream* s = (Stream*)stream;
-    return *graph = s->captured, s->captured = nullptr, 0;
-}
-int cuGraphInstantiateWithFlags(void** made, void* graph, uint64_t) { return *made = new Work(*(Work*)graph), 0; }
-int cuGraphLaunch(void* graph, void* stream) {
-    for (auto& work : *(Work*)graph) issue(stream, work);
+    s->captured = new Graph, s->captured->begun = stream, s->after.clear();
     return 0;
 }
-int cuGraphDestroy(void* graph) { return delete (Work*)graph, 0; }
-int cuGraphExecDestroy(void* graph) { return delete (Work*)graph, 0; }
+int cuStreamEndCapture(void* stream, void** graph) {
+    Stream* s = (Stream*)stream;
+    Graph* made = s->captured;
+    // What nothing comes after must be the end of this stream; else another stream was not joined.
+    std::vector<bool> followed(made->pieces.size());
+    for (const Piece& piece : made->pieces)
+        for (size_t before : piece.after) followed[before] = true;
+    for (size_t last : s->after) followed[last] = true;
+    s->captured = nullptr, *graph = made;
+    for (bool one : followed)
+        if (!one) return 904;
+    return 0;
+}
+int cuGraphInstantiateWithFlags(void** made, void* graph, uint64_t) { return *made = new Graph(*(Graph*)graph), 0; }
+int cuGraphLaunch(void* graph, void* stream) { return run(*(Graph*)graph, stream), 0; }
+int cuGraphDestroy(void* graph) { return delete (Graph*)graph, 0; }
+int cuGraphExecDestroy(void* graph) { return delete (Graph*)graph, 0; }
 
 int cuGetErrorString(int status, const char** text) {
     switch (status) {
@@ -271,6 +324,7 @@ int cuGetErrorString(int status, const char** text) {
         case 35: *text = "CUDA driver version is insufficient for CUDA runtime version"; break;
         case 46: *text = "CUDA-capable device(s) is/are busy or unavailable"; break;
         case 100: *text = "no CUDA-capable device is detected"; break;
+        case 904: *text = "capturing stream has unjoined work"; break;
         case 700: *text = "an illegal memory access was encountered"; break;
         default: *text = "an error of the stand-in";
     }

@@ -87,14 +87,17 @@ static void wait(State state) {
     stand_in_switch(&own.stack, block->scheduler);
 }
 
-static void first() {
-    block->run(block->context);
-    wait(OVER);
+static void wrong(const char* what) {
+    fprintf(stderr, "stand-in: %s\n", what);
     abort();
 }
 
-static void wrong(const char* what) {
-    fprintf(stderr, "stand-in: %s\n", what);
+static bool copies_left();
+
+static void first() {
+    block->run(block->context);
+    if (copies_left()) wrong("a thread ended with copies that it did not wait for");
+    wait(OVER);
     abort();
 }
 
@@ -192,6 +195,89 @@ template <class A> static A exchange(A value, unsigned lane) {
     unsigned from = current / 32 * 32 + lane % 32;
     memcpy(&value, at[from < block->count ? from : current], sizeof(A));
     return value;
+}
+
+// Copies to shared memory that a thread has issued and not waited for. They happen when they are waited for, or, in
+// the reverse order, at once: a kernel that forgets to wait, or that overwrites what others still read, is found.
+struct Copies {
+    enum { MOST = 64 };
+    struct Copy {
+        void* to;
+        const void* from;
+        int bytes;
+        unsigned group;
+    } waiting[MOST];
+    unsigned first, count, group;
+};
+
+static thread_local Copies* of_threads;
+
+static Copies& copies() {
+    if (!of_threads) of_threads = (Copies*)calloc(stand_in::MOST, sizeof(Copies));
+    return of_threads[block->current];
+}
+
+static void copy_now(const Copies::Copy& copy) {
+    memset(copy.to, 0, 16);
+    memcpy(copy.to, copy.from, copy.bytes);
+}
+
+static void copy_later(void* to, const void* from, int bytes) {
+    Copies& own = copies();
+    Copies::Copy copy = {to, from, bytes, own.group};
+    if (((uintptr_t)to | (uintptr_t)from) & 15 || bytes < 0 || bytes > 16) wrong("a copy of 16 bytes is not aligned");
+    if (own.count == Copies::MOST) wrong("a thread has too many copies that it did not wait for");
+    if (reversed()) copy_now(copy);
+    else own.waiting[(own.first + own.count++) % Copies::MOST] = copy;
+}
+
+static bool copies_left() { return of_threads && copies().count != 0; }
+
+static void end_copies() { copies().group++; }
+
+static void await_copies(unsigned last) {
+    Copies& own = copies();
+    while (own.count && own.waiting[own.first].group + last < own.group) {
+        copy_now(own.waiting[own.first]);
+        own.first = (own.first + 1) % Copies::MOST, own.count--;
+    }
+}
+
+// What a warp gets of four matrices of 8 by 8 numbers of 16 bits; each lane has the address of a row.
+static void load_matrices(uint32_t* to, const void* row, bool turned) {
+    unsigned lane = block->current % 32;
+    for (unsigned i = 0; i < 4; i++) {
+        const uint16_t* of[2];
+        for (unsigned e = 0; e < 2; e++)
+            of[e] = exchange((const uint16_t*)row, 8 * i + (turned ? lane % 4 * 2 + e : lane / 4));
+        unsigned first = turned ? lane / 4 : lane % 4 * 2, second = turned ? first : first + 1;
+        to[i] = (uint32_t)of[1][second] << 16 | of[0][first];
+    }
+}
+
+// Adds the product of 16 by 16 and 16 by 8 numbers of 16 bits, which the lanes of a warp share: of row l / 4 and of the
+// eighth row behind it, and of column l / 4, lane l has the neighbours 2 (l % 4) and the eighth ones behind them. Of
+// the sums, it has those of its rows and of the columns 2 (l % 4).
+template <class Number> static void multiply(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1, Number number) {
+    struct Left {
+        uint32_t v[4];
+    } left = {{a[0], a[1], a[2], a[3]}};
+    struct Right {
+        uint32_t v[2];
+    } right = {{b0, b1}};
+    unsigned lane = block->current % 32;
+    for (unsigned at = 0; at < 4; at++) {
+        Left rows = exchange(left, lane / 4 * 4 + at);
+        for (unsigned column = 0; column < 2; column++) {
+            Right found = exchange(right, (lane % 4 * 2 + column) * 4 + at);
+            for (unsigned k = 0; k < 4; k++)
+                for (unsigned row = 0; row < 2; row++) {
+                    uint16_t x = (uint16_t)(rows.v[k / 2 * 2 + row] >> 16 * (k % 2));
+                    uint16_t y = (uint16_t)(found.v[k / 2] >> 16 * (k % 2));
+                    sum[row * 2 + column] += number(x) * number(y);
+                }
+        }
+    }
 }
 
 template <int... I> struct Indices {};

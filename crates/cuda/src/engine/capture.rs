@@ -44,7 +44,7 @@ impl CudaStep {
         engine.device.enter()?;
         if self.graph.is_none() {
             let (stream, device) = (engine.stream.clone(), engine.device.clone());
-            let issue = || self.calls.begin(engine);
+            let issue = || engine.with_both_queues(|engine| self.calls.begin(engine));
             // What other engines do on the same GPU meanwhile would break the capture.
             let Some(graph) = device.alone(|| CapturedWork::of(&stream, issue)) else {
                 return self.calls.begin(engine);

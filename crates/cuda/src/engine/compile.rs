@@ -8,6 +8,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Program;
 
 use super::CudaEngine;
+use super::touched::Touched;
 use crate::device::{DeviceMemory, Function};
 use crate::folds::Folds;
 use crate::fused_attention::{AttentionPlan, FusedShape};
@@ -21,6 +22,8 @@ pub struct CudaKernel {
     pub(super) what: What,
     pub(super) slots: Slots,
     pub(super) instrs: usize,
+    /// What each instruction touches, and at last what copies to outputs do, if there is a second queue.
+    pub(super) touched: Vec<Touched>,
 }
 
 pub(super) enum What {
@@ -34,7 +37,8 @@ pub(super) enum What {
 
 impl CudaKernel {
     pub(super) fn of(name: &str, what: What) -> Self {
-        Self { name: name.into(), what, slots: Slots::default(), instrs: 0 }
+        let (slots, touched) = (Slots::default(), Vec::new());
+        Self { name: name.into(), what, slots, instrs: 0, touched }
     }
 
     /// Whether a piece of its workspace is scratch memory that a library has while it runs an attention.
@@ -95,6 +99,13 @@ impl CudaEngine {
             what: What::Program(made),
             slots: slots.clone(),
             instrs: end,
+            touched: match &self.beside {
+                Some(_) => {
+                    let of = |instr| Touched::of(program, instr, slots, folds, rank);
+                    (0..end).map(of).chain([Touched::by_copies(program, slots, rank)]).collect()
+                }
+                None => Vec::new(),
+            },
         })
     }
 

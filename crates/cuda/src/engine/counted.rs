@@ -19,10 +19,11 @@ impl Counters for CudaEngine {
         Duration::ZERO
     }
 
-    /// The workspace of products, tables that kernels read, and batches that came ahead.
+    /// The workspaces of products, tables that kernels read, and batches that came ahead.
     fn scratch_bytes(&mut self) -> usize {
         let tables: usize = self.constants.values().map(|memory| memory.bytes()).sum();
-        self.workspace.bytes() + tables + self.ahead.bytes()
+        let beside = self.beside.as_ref().map_or(0, |beside| beside.workspace.bytes());
+        self.workspace.bytes() + beside + tables + self.ahead.bytes()
     }
 
     fn busy(&mut self) -> Option<Duration> {

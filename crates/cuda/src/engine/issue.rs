@@ -19,17 +19,25 @@ impl CudaEngine {
     ) -> Result<(), EngineError> {
         match &kernel.what {
             What::Copy => self.copy_between(args, &kernel.name),
-            What::Task(task) => self.task(task, args, &kernel.name),
+            What::Task(task) => {
+                self.join_beside()?;
+                self.task(task, args, &kernel.name)
+            }
             What::Program(tasks) => {
-                tasks.iter().filter(|(instr, _)| chosen(*instr)).try_for_each(|(_, task)| {
-                    self.task(task, args, &kernel.name)?;
+                tasks.iter().filter(|(instr, _)| chosen(*instr)).try_for_each(|(instr, task)| {
+                    self.issue_ordered(kernel, (*instr, task), args)?;
                     self.timing.task(|| task.to_string(), &self.stream)
                 })
             }
         }
     }
 
-    fn task(&mut self, task: &Task, args: &Args<'_>, program: &str) -> Result<(), EngineError> {
+    pub(super) fn task(
+        &mut self,
+        task: &Task,
+        args: &Args<'_>,
+        program: &str,
+    ) -> Result<(), EngineError> {
         let run = self.run(args);
         let library = &self.library;
         let issued = |done: Result<(), CudaError>| done.map_err(|error| error.during(program));
@@ -77,12 +85,16 @@ impl CudaEngine {
     }
 
     fn run<'a>(&'a self, args: &Args<'a>) -> Run<'a> {
+        let (stream, workspace) = match self.beside.as_ref().filter(|_| self.is_beside) {
+            Some(beside) => (&beside.stream, &beside.workspace),
+            None => (&*self.stream, &self.workspace),
+        };
         Run {
-            stream: &self.stream,
+            stream,
             args: *args,
             base: self.arenas.base(),
             fault: self.fault.as_ptr() as u64,
-            workspace: (self.workspace.address(), self.workspace.bytes()),
+            workspace: (workspace.address(), workspace.bytes()),
         }
     }
 

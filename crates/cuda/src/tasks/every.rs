@@ -105,6 +105,8 @@ fn every_op_has_kernels_that_compile() {
         return;
     }
     let specs: Vec<&KernelSpec> = found.values().collect();
+    let newer = compile_again(&specs[..1], "sm_999").unwrap_err().to_string();
+    assert!(newer.contains("sm_999") && newer.contains("install"), "{newer}");
     // The oldest that is supported.
     let made = compile_again(&specs, "sm_80").unwrap_or_else(|why| panic!("{why}"));
     assert_eq!(made.names.len(), specs.len());

@@ -5,6 +5,7 @@ mod copies;
 mod drawn;
 mod folds;
 mod gpu;
+mod grouped;
 mod ids;
 mod large;
 mod layouts;

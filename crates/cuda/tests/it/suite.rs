@@ -38,6 +38,15 @@ fn a_run_can_be_repeated() {
     }
 }
 
+/// The second step is captured; what nobody waits for there runs as late, or as early, as it may on libraries that stand
+/// in for NVIDIA's.
+#[test]
+fn a_second_queue_keeps_the_bits() {
+    if gpu::is_here("a_second_queue_keeps_the_bits") {
+        suite::engines_have_the_same_bits(engine, || engine().with_second_queue().unwrap());
+    }
+}
+
 #[test]
 fn recomputation_keeps_the_bits() {
     if gpu::is_here("recomputation_keeps_the_bits") {
