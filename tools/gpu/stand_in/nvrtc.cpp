@@ -68,8 +68,12 @@ int nvrtcAddNameExpression(void* program, const char* name) {
     return 0;
 }
 
-int nvrtcCompileProgram(void* program, int, const char* const*) {
+int nvrtcCompileProgram(void* program, int count, const char* const* options) {
     Program* p = (Program*)program;
+    const char version[] = "--gpu-architecture=sm_";
+    for (int i = 0; i < count; i++)
+        if (!strncmp(options[i], version, strlen(version)) && atoi(options[i] + strlen(version)) > 200)
+            return p->log = "nvrtc: error: invalid value for --gpu-architecture (-arch)", 5;
     char folder[] = "/tmp/stand_in_XXXXXX";
     if (!mkdtemp(folder)) return 1;
     std::string at = folder, text = std::string(HEADER) + "#line 1 \"kernels.cu\"\n" + with_dynamic(p->source);
