@@ -13,6 +13,7 @@ mod derived;
 mod experts;
 mod fits;
 mod holders;
+mod idle;
 mod key;
 mod listing;
 mod model;
@@ -251,6 +252,7 @@ impl Config {
         let precision = PrecisionConfig::read(values);
         let mut config = Config { model, data, train, optim, precision, parallel, run };
         config.check(values);
+        config.note_idle(values);
         config
     }
 

@@ -8,9 +8,10 @@ pub fn listing() -> String {
     let names: Vec<&str> = preset::names().collect();
     let mut text = format!(
         "A configuration is a preset, changed by a TOML file, changed by --set key=value.\n\
-         A file names its preset in its first line, preset = \"NAME\", unless --preset does. A file\n\
-         that names none starts from \"{}\"; but a file with its own [model] starts from the\n\
-         defaults below. Presets: {}.\n",
+         A file names its preset in its first line, preset = \"NAME\"; --preset overrides it.\n\
+         A file that names none starts from preset \"{}\";\n\
+         one with its own [model] starts from the defaults below.\n\
+         Presets: {}.\n",
         preset::DEFAULT,
         names.join(", "),
     );

@@ -17,7 +17,7 @@ section! {
     pub struct ModelConfig in "model" (seq_len: Count, cp_kind: CpKind) {
         /// Family of networks.
         kind: ModelKind = "llama"; aka "arch" "architecture" "name" "flavor" "model_type",
-        /// Number of blocks (llama, gpt2), of the encoder and of the decoder (t5), or of hidden layers (mlp).
+        /// Number of blocks (llama, gpt2), or of the encoder and of the decoder (t5).
         layers: Count = "4"; aka "num_layers" "n_layers" "n_layer" "num_hidden_layers" "depth",
         /// Elements per token between blocks; called d or hidden size elsewhere.
         width: Count = "128"; aka "hidden_size" "dim" "d_model" "n_embd" "d",

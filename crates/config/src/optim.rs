@@ -61,7 +61,7 @@ choice! {
 }
 
 impl OptimKind {
-    fn betas(self) -> [Fraction; 2] {
+    pub(crate) fn betas(self) -> [Fraction; 2] {
         let betas = match self {
             OptimKind::AdamW => [0.9, 0.95],
             OptimKind::Lion => [0.9, 0.99],
@@ -76,7 +76,7 @@ impl OptimKind {
         NonNegative::new(lr).expect("it is not negative")
     }
 
-    fn eps(self) -> Positive {
+    pub(crate) fn eps(self) -> Positive {
         let eps = match self {
             OptimKind::Lamb => 1e-6,
             OptimKind::Adafactor => 1e-30,

@@ -55,7 +55,7 @@ section! {
         /// How attention sees the whole sequence.
         cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
         /// How the positions of a sequence are distributed to the ranks of cp. zigzag and striped give
-        /// each rank the same work under causal masks; they need cp_kind = "ring".
+        /// each rank the same work under causal masks; they need cp_kind = "ring" or "allgather".
         cp_order: CpOrder = "zigzag for ring, else block" => cp_kind.usual_order();
             aka "cp_load_balance" "context_parallel_load_balance",
         /// How data-parallel replicas are kept equal.

@@ -375,6 +375,11 @@ fn add_assignment(values: &mut Values, assignment: &str) {
         return;
     };
     let name = name.trim();
+    if name.is_empty() {
+        let problem = Problem::new(format!("--set {assignment} has no key"));
+        values.problems.push(problem.fix("--set key=value, for example --set train.steps=100"));
+        return;
+    }
     let place = place("--set", None, Some(name));
     if name == PRESET {
         let problem = Problem::new(format!("preset = {text} is not a setting")).at(place);

@@ -127,7 +127,7 @@ impl Config {
         let Some(TensorShape { samples, .. }) = self.parallel.tensor_shape() else { return };
         let (batch, micro) = (self.train.batch_size.get(), self.train.microbatches.get());
         let (dp, kind) = (self.parallel.dp.get(), self.parallel.tp_kind.name());
-        // What does not divide without them is told by another rule.
+        // Sizes that do not divide even without them are refused by another rule.
         let (each, parts) = (batch / (dp * micro), dp * micro * samples);
         let even = !batch.is_multiple_of(dp * micro) || each.is_multiple_of(samples);
         let keys = [

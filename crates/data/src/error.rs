@@ -256,9 +256,12 @@ fn in_file(path: &Path, what: &str) -> Diagnostic {
 
 fn truncated(path: &Path, bytes: u64, width: u64) -> Diagnostic {
     let (whole, rest) = (bytes / width, bytes % width);
-    let found = format!("{bytes} bytes are {whole} tokens of {width} bytes and {rest} left over");
-    in_file(path, &format!("truncated: {found}"))
-        .fix("copy the file again, or set the token width it was written with")
+    in_file(
+        path,
+        &format!("truncated: {bytes} bytes are no whole number of tokens of {width} bytes"),
+    )
+    .because(format!("whole tokens: {whole}; bytes left over: {rest}"))
+    .fix("copy the file again, or set the token width it was written with")
 }
 
 fn other_width(path: &Path, named: TokenWidth, asked: TokenWidth) -> Diagnostic {

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
     let corpus = MarkovCorpus::new(0, VOCAB, 1 << 24)?;
     let floor = corpus.entropy_rate();
-    let report = Trainer::of_model(trigram(16, 32)?)
+    let report = Trainer::of_model(trigram(DType::F32, 16, 32)?)
         .data(corpus)
         .batch(32) // two micro-batches of 16
         .rate(|step| 1e-2 * (step as f64 / 20.0).min(1.0))
@@ -28,14 +28,14 @@ pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
     Ok(report)
 }
 
-/// The model, for micro-batches of this shape.
-fn trigram(batch: usize, seq: usize) -> Result<Model, IrError> {
-    let b = Builder::new("trigram", DType::F32);
+/// The model, in this element type and for micro-batches of this shape.
+pub fn trigram(dtype: DType, batch: usize, seq: usize) -> Result<Model, IrError> {
+    let b = Builder::new("trigram", dtype);
     let ids = b.data("ids", DType::I32, [batch, seq]);
     let present = b.param("present", [VOCAB, WIDTH]).embedding(ids);
     // The first token of a row has none before it.
     let past = b.param("past", [VOCAB, WIDTH]).embedding(ids).slice(1, 0, seq - 1);
-    let none = b.constant(DType::F32, [batch, 1, WIDTH], 0.0);
+    let none = b.constant(dtype, [batch, 1, WIDTH], 0.0);
     let h = present + b.concat(&[none, past], 1);
     let h = h.rms_norm(b.param("norm", [WIDTH]), 1e-5).matmul(b.param("up", [WIDTH, 4 * WIDTH]));
     let logits = h.gelu().matmul(b.param("head", [4 * WIDTH, VOCAB]));

@@ -17,14 +17,14 @@ const KEEP: usize = 3;
 /// How many times a launcher starts the program again after a rank was lost.
 const RESTARTS: u64 = 10;
 
-/// The checkpoint, after people were told once which later ones cannot be used.
+/// The checkpoint, after notes about later ones that cannot be used; one process prints them.
 fn told(resumed: Resume) -> Result<Option<Checkpoint>> {
     let notes = resumed.notes().into_iter().filter(|_| !job::is_later_rank());
     notes.for_each(|note| drop(writeln!(std::io::stderr(), "note: {note}")));
     Ok(Some(resumed.checkpoint))
 }
 
-/// What a trainer was told about checkpoints.
+/// What the user of a trainer asked for about checkpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckpointPlan {
     /// Steps between checkpoints, and their folder.

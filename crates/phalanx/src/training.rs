@@ -92,7 +92,7 @@ pub(crate) struct Hooks<'a> {
     pub(crate) on_evaluate: Callback<'a, Evaluation>,
 }
 
-/// Is told what happened, and says whether to go on.
+/// Gets what happened, and says whether to go on.
 type Callback<'a, T> = Box<dyn FnMut(&T) -> ControlFlow<()> + 'a>;
 
 impl Default for Hooks<'_> {

@@ -1,5 +1,5 @@
-//! A run whose ranks are started again after one was lost: what the launcher lets the new processes
-//! know, and what the run lets the launcher know.
+//! A run whose ranks are started again after one was lost: what the launcher passes to the new processes, and what
+//! the run reports to the launcher.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -61,8 +61,8 @@ impl Lowered {
         probes(&self.model).any(|probe| !counts.contains(&probe))
     }
 
-    /// Whether the steps of a block go on before the norm of the step before is known. One stage group has nobody
-    /// to wait for.
+    /// Whether the steps of a block go on before the norm of the step before is known. One stage group waits
+    /// for no other.
     pub(crate) fn goes_ahead(&self) -> bool {
         let asked = self.settings.parallel.pipeline.post_validation;
         asked && self.is_pipeline() && self.trains && !self.reads_predictions()

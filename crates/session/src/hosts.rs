@@ -3,7 +3,7 @@
 //! shell and speaks with them over its input and output; or, where another program such as srun starts
 //! agents, the one of the first host, to which the others connect.
 //!
-//! A host whose agent ends, or is not heard any more, is lost with its ranks. The job goes on like after
+//! A host whose agent ends, or no longer answers, is lost with its ranks. The job goes on like after
 //! the loss of a rank: with the hosts that are left, or with one that comes in its place.
 
 mod agent;

@@ -80,6 +80,11 @@ impl Session {
         self.known.arenas.iter().sum()
     }
 
+    /// Bytes of the arenas in this process, where ranks are processes; else of all.
+    pub fn local_arena(&self) -> usize {
+        self.ranks.local().iter().map(|&rank| self.known.arenas[rank]).sum()
+    }
+
     /// Bytes of the largest rank's arena.
     pub fn rank_arena(&self) -> usize {
         self.known.arenas.iter().copied().max().unwrap_or(0)

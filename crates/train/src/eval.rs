@@ -151,7 +151,7 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
 fn of_our_own(dir: &Path, sources: &Sources) -> Result<Option<Loaded>> {
     let file = dir.join(rundir::CONFIG);
     if !file.exists() {
-        // Whatever else is wrong with the folder is told by who opens it.
+        // Opening the folder later reports whatever else is wrong with it.
         return Ok(None);
     }
     let loaded = Config::load(&sources.clone().run(file))?;

@@ -40,7 +40,9 @@ pub(crate) struct Facts {
     pub(crate) flops_per_step: u64,
     /// Seconds that the matrix products of a step would take alone, as measured.
     pub(crate) gemm_seconds: Option<f64>,
+    /// Bytes that the plans of all ranks take, and of those in this process.
     pub(crate) planned: u64,
+    pub(crate) planned_here: u64,
     /// Whether `transformers` can read the model.
     pub(crate) exports: bool,
     /// If programs run on GPUs.
@@ -182,7 +184,7 @@ impl Report {
     fn used(&self, rate: f64) -> (Option<(u64, u64)>, Option<GpuPart>) {
         let Some(GpuPeak { flops_per_s, planned }) = self.facts.gpu else {
             let memory = phalanx_sys::memory::resident_bytes();
-            return (memory.map(|used| (used, self.facts.planned)), None);
+            return (memory.map(|used| (used, self.facts.planned_here)), None);
         };
         let mfu = flops_per_s.map(|peak| rate / peak);
         match host::gpu_now() {

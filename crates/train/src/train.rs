@@ -263,6 +263,7 @@ impl<'a> Run<'a> {
             flops_per_step: self.session.flops_per_step(),
             gemm_seconds: None,
             planned: self.session.arena() as u64,
+            planned_here: self.session.local_arena() as u64,
             exports: self.network.architecture.spec().is_some(),
             gpu: self.gpu_peak()?,
         })

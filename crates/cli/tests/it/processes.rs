@@ -80,6 +80,23 @@ fn pipelines_and_context_parallel_ranks_have_the_same_bits_as_threads() {
     }
 }
 
+/// The memory of a process stands beside the plans of its own ranks.
+#[test]
+fn a_step_line_has_the_plan_of_its_own_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = sets("parallel.dp=2 train.steps=1 run.copy_every=1");
+    let before: [&[&str]; 2] = [&[], &["launch", "-n", "2", "--"]];
+    for (before, whose) in before.into_iter().zip([" on all together", " on each rank"]) {
+        let said = phalanx(dir.path(), &[before, &["train"], TINY, &keys]).ok().err;
+        let plan = said.lines().find(|line| line.starts_with("plan ")).unwrap();
+        let bytes = plan.split(whose).next().unwrap().rsplit([',', 'n']).next().unwrap().trim();
+        assert!(bytes.ends_with("MiB"), "{plan}");
+        assert!(said.contains(&format!("(plan {bytes})")), "{whose}: {said}");
+        // One host has nobody to give copies to.
+        assert!(said.contains("note   run.copy_every = 1 has no effect with ranks"), "{said}");
+    }
+}
+
 #[test]
 fn a_measured_split_is_the_same_in_all_processes() {
     let dir = tempfile::tempdir().unwrap();

@@ -355,3 +355,76 @@ fn an_optimizer_without_betas_takes_none_of_a_preset() {
     assert!(Config::load(&from.set("optim.betas=[0.9, 0.99]")).is_err());
     assert_eq!(notes(Sources::default().preset("bench-13m").set("optim.kind=lion")), [""; 0]);
 }
+
+/// A setting that nothing reads is accepted with a note, because degrees of 1 are among those that are tried. In each row, the
+/// first settings leave the last one without effect, and the word says why; with the second settings there is
+/// something that reads it.
+#[test]
+fn a_setting_without_effect_is_noted() {
+    let rows = [
+        ("", "parallel.tp=2", "parallel.sp=true", "parallel.tp = 1"),
+        ("", "parallel.tp=4", "parallel.tp_kind=2d", "parallel.tp = 1"),
+        ("", "parallel.cp=2", "parallel.cp_kind=ring", "parallel.cp = 1"),
+        (
+            "parallel.cp_kind=ring",
+            "parallel.cp_kind=ring parallel.cp=2",
+            "parallel.cp_order=striped",
+            "parallel.cp = 1",
+        ),
+        ("", "parallel.dp=2", "parallel.zero=3", "parallel.dp = 1 and parallel.cp = 1"),
+        ("", "parallel.cp=2", "parallel.fsdp=true", "parallel.dp = 1 and parallel.cp = 1"),
+        (
+            "parallel.dp=4",
+            "parallel.dp=4 parallel.zero=1",
+            "parallel.dp_shard=2",
+            "parallel.zero = 0",
+        ),
+        (
+            "parallel.dp=2 parallel.zero=1",
+            "parallel.dp=2",
+            "parallel.bucket_mib=1",
+            "parallel.zero = 1",
+        ),
+        (
+            "parallel.dp=2 parallel.sync=average",
+            "parallel.dp=2",
+            "parallel.bucket_mib=1",
+            "parallel.sync = \"average\"",
+        ),
+        (
+            "parallel.dp=2",
+            "parallel.dp=2 parallel.zero=2",
+            "parallel.reduce_bucket_size=9",
+            "parallel.zero = 0",
+        ),
+        (
+            "parallel.zero=2",
+            "parallel.zero=2 parallel.cp=2",
+            "parallel.allgather_bucket_size=9",
+            "parallel.dp = 1",
+        ),
+        ("optim.kind=sgd", "optim.kind=adam", "optim.betas=[0.5,0.6]", "optim.kind = \"sgd\""),
+        ("optim.kind=lion", "optim.kind=lamb", "optim.eps=0.5", "optim.kind = \"lion\""),
+        ("", "optim.schedule=linear", "optim.min_lr_ratio=0.5", "optim.schedule = \"constant\""),
+        ("", "data.kind=text data.path=a", "data.val_fraction=0.5", "data.kind = \"synthetic\""),
+        ("", "data.kind=tokens data.path=a", "data.dtype=u16", "data.kind = \"synthetic\""),
+        ("", "run.checkpoint_minutes=5", "run.keep=9", "run.checkpoint_every = 0"),
+    ];
+    for (idle, used, setting, why) in rows {
+        let notes = |sets: &str| {
+            let sets = sets.split_whitespace().filter(|set| set.contains('=')).chain([setting]);
+            let tiny = Sources::default().preset("tiny");
+            Config::load(&sets.fold(tiny, |sources, set| sources.set(set))).unwrap().notes
+        };
+        let (key, _) = setting.split_once('=').unwrap();
+        let told = |notes: &[String]| notes.iter().find(|note| note.starts_with(key)).cloned();
+        let note = told(&notes(idle)).unwrap_or_else(|| panic!("{setting} with {idle}"));
+        assert!(note.contains(&format!(" has no effect with {why}")), "{note}");
+        assert_eq!(told(&notes(used)), None, "{setting} with {used}");
+    }
+    // A run's own file has every key, and none of its values is a surprise.
+    let dir = tempfile::tempdir().unwrap();
+    let text = load(Sources::default().preset("tiny")).to_toml();
+    let loaded = Config::load(&Sources::default().file(file(&dir, &text))).unwrap();
+    assert_eq!(loaded.notes, Vec::<String>::new());
+}

@@ -66,10 +66,13 @@ fn missing_empty_and_truncated_files_are_refused_by_name() {
     for (name, size, whole, rest) in [("odd.u16", 7, 3, 1), ("odd.u32", 11, 2, 3)] {
         let error = TokenFile::open(&scratch.file(name, &vec![0; size]), None, 10).unwrap_err();
         let message = error.to_string();
-        let expected = format!("{size} bytes are {whole} tokens");
+        let expected = format!("{size} bytes are no whole number of tokens");
         assert!(message.contains(name) && message.contains("truncated"), "{message}");
         assert!(message.contains(&expected), "{message}");
-        assert!(message.contains(&format!("and {rest} left over")), "{message}");
+        assert!(
+            message.contains(&format!("whole tokens: {whole}; bytes left over: {rest}")),
+            "{message}"
+        );
     }
 }
 

@@ -93,5 +93,8 @@ fn line(route: &Route, moved: Moved) -> String {
 }
 
 fn amount(moved: Moved) -> String {
-    format!("moves {} bytes ({})", moved.bytes, bytes(moved.bytes))
+    match (format!("{} bytes", moved.bytes), bytes(moved.bytes)) {
+        (exact, short) if exact == short => format!("moves {exact}"),
+        (exact, short) => format!("moves {exact} ({short})"),
+    }
 }

@@ -24,8 +24,11 @@ impl Experts {
         self.late.map_or(of(self.count), |late| of(self.count).max(of(late.count)))
     }
 
-    /// The same experts with the next bound; none if they have room for the worst choices.
+    /// The same experts with the next bound; none if they have room for the worst choices, or places instead of rows.
     pub(crate) fn with_more_room(&self) -> Option<Self> {
+        if self.capacity.is_some() {
+            return None;
+        }
         let (slack, worst) = (self.slack?, self.worst_slack());
         let next = Some(2.0 * slack).filter(|next| *next < worst);
         (slack < worst).then(|| Self { slack: next, ..self.clone() })
@@ -102,6 +105,9 @@ mod tests {
         assert_eq!(bounds(4, Router::Switch, 1.25), [8, 15, 24]);
         assert_eq!(bounds(2, Router::TopK { k: 2 }, 1.0), [24, 48]);
         assert_eq!(bounds(1, Router::TopK { k: 2 }, 1.25), [48]);
+        // Where experts have places, no rows are packed.
+        let places = Experts { capacity: Some(1.25), ..bounded(4, Router::Switch, 1.25) };
+        assert_eq!(places.with_more_room(), None);
     }
 
     /// Eight tokens of width two take the expert whose column of the router points most in their direction: five the first,

@@ -4,6 +4,7 @@
 
 mod documented;
 mod examples;
+mod from_pytorch;
 mod processes;
 mod refusals;
 mod trainer;

@@ -1,14 +1,16 @@
 //! What stage groups do besides their turns, in thin lines below each row: weights that are gathered,
 //! gradients that are summed, messages, updates. From white to dark, so that they differ without colours.
 
+use std::collections::BTreeSet;
+
 use super::svg::{Drawing, GAP, LEFT};
 use super::{BesideKind, Panel, short};
 
 /// The height of a line.
-const LINE: f64 = 6.0;
+pub(super) const LINE: f64 = 6.0;
 
 impl BesideKind {
-    fn fill(self) -> &'static str {
+    pub(super) fn fill(self) -> &'static str {
         match self {
             BesideKind::Gather => "#ffffff",
             BesideKind::Sum => "#c8c8c8",
@@ -17,7 +19,7 @@ impl BesideKind {
         }
     }
 
-    fn words(self) -> &'static str {
+    pub(super) fn words(self) -> &'static str {
         match self {
             BesideKind::Gather => "weights are gathered",
             BesideKind::Sum => "gradients are summed",
@@ -31,6 +33,11 @@ impl BesideKind {
 fn kinds(panel: &Panel<'_>) -> Vec<BesideKind> {
     let shown = |kind: &BesideKind| panel.beside.iter().flatten().any(|own| own.kind == *kind);
     BesideKind::ALL.into_iter().filter(shown).collect()
+}
+
+/// The kinds that at least one of several pictures shows.
+pub(super) fn shown(panels: &[Panel<'_>]) -> BTreeSet<BesideKind> {
+    panels.iter().flat_map(kinds).collect()
 }
 
 /// The room that the lines take below a row.
@@ -52,17 +59,5 @@ impl Drawing {
             let what = format!("{}, {} to {}", own.what, short(own.start), panel.time(own.end));
             self.page.block(place, (width, LINE - 1.0), own.kind.fill(), &what);
         }
-    }
-
-    /// What the lines mean; gives where the next entry starts.
-    pub(super) fn beside_legend(&mut self, panels: &[Panel<'_>], mut x: f64, y: f64) -> f64 {
-        let mut shown: Vec<BesideKind> = panels.iter().flat_map(kinds).collect();
-        shown.sort_unstable();
-        shown.dedup();
-        for kind in shown {
-            self.page.block((x, y + 4.0), (14.0, LINE), kind.fill(), kind.words());
-            x = self.word(x + 14.0, y, kind.words());
-        }
-        x
     }
 }

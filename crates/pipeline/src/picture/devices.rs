@@ -1,9 +1,9 @@
 //! What is written beside rows: which device or ranks each stands for, which stages of which pipeline it holds where there
 //! are several, and where the steps of a row end.
 
+use super::Panel;
 use super::svg::{Drawing, GAP, LEFT, ROW};
 use super::svg_page::{Anchor, Weight};
-use super::{Panel, has_steps};
 
 /// The size of small words.
 const SMALL: f64 = 8.5;
@@ -34,15 +34,6 @@ impl Drawing {
             let x = LEFT + end * self.scale;
             self.page.dashes((x, y - GAP), (x, y + ROW + GAP));
         }
-    }
-
-    /// What the dashes mean; gives where the next entry starts.
-    pub(super) fn steps_legend(&mut self, panels: &[Panel<'_>], x: f64, y: f64) -> f64 {
-        if !has_steps(panels) {
-            return x;
-        }
-        self.page.dashes((x + 7.0, y - 2.0), (x + 7.0, y + 16.0));
-        self.word(x + 9.0, y, "a step ends")
     }
 }
 

@@ -6,6 +6,7 @@
 mod beside;
 mod devices;
 mod guests;
+mod legend;
 mod palette;
 mod scale;
 mod svg;

@@ -5,11 +5,10 @@
 
 use super::beside;
 use super::guests::guests;
+use super::legend::Legend;
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{
-    Panel, TurnKind, any_again, has_versions, keeps_versions, longest, shades, short, shortest,
-};
+use super::{Panel, TurnKind, keeps_versions, longest, short, shortest};
 use crate::simulate::Timed;
 use phalanx_script::Part;
 
@@ -35,7 +34,8 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
     let width = (long / shortest(panels) * 19.0).clamp(620.0, 1500.0);
     let heights: Vec<f64> = panels.iter().map(|panel| HEAD + rows(panel)).collect();
     let between = PANEL_GAP * panels.len().saturating_sub(1) as f64;
-    let height = heights.iter().sum::<f64>() + between + FOOT + LEGEND;
+    let legend = Legend::new(panels, LEFT + width + RIGHT - 8.0);
+    let height = heights.iter().sum::<f64>() + between + FOOT + LEGEND + legend.more();
     let most = |panel: &Panel<'_>| {
         let until_w = |stage_group| panel.peaks(stage_group).1.max(panel.peaks(stage_group).0);
         (0..panel.schedule.stage_groups()).map(until_w).fold(0.0, f64::max)
@@ -55,7 +55,7 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
     }
     let unit = panels.first().map_or("", |panel| panel.unit);
     drawing.axis(long, unit, top - PANEL_GAP);
-    drawing.legend(panels, top - PANEL_GAP + FOOT);
+    drawing.legend(&legend, top - PANEL_GAP + FOOT);
     drawing.page.finish()
 }
 
@@ -247,59 +247,5 @@ impl Drawing {
         let place = (LEFT - 10.0, y + 18.0);
         let words = if unit.is_empty() { "time".to_owned() } else { format!("time, {unit}") };
         self.page.text(place, 10.5, Weight::Soft, Anchor::End, &words);
-    }
-
-    fn legend(&mut self, panels: &[Panel<'_>], y: f64) {
-        let (whole, splits) = super::backwards(panels);
-        let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
-        let backward = match (whole, splits) {
-            (true, false) => "B, backward",
-            (false, _) => "B, gradient of inputs",
-            (true, true) => "B, backward (of inputs only, if there is a W)",
-        };
-        let mut x = LEFT;
-        let mut inks = vec![(TurnKind::Forward, "F, forward")];
-        if any_again(panels) {
-            inks.push((TurnKind::Again, "R, forward run again"));
-        }
-        inks.push((TurnKind::Backward, backward));
-        if splits {
-            inks.push((TurnKind::Weights, "W, gradient of weights"));
-        }
-        for (ink, words) in inks {
-            for chunk in 0..chunks {
-                let (fill, _) = ink.fill(chunk, chunks);
-                self.page.block((x, y), (14.0, 14.0), fill, words);
-                x += 14.0;
-            }
-            x = self.word(x, y, words);
-        }
-        self.page.waiting((x, y), (14.0, 14.0));
-        x = self.word(x + 14.0, y, "waits");
-        if panels.iter().any(|panel| panel.schedule.has_empty()) {
-            self.page.block((x, y), (14.0, 14.0), "#ffffff", "computed on zeros");
-            x = self.word(x + 14.0, y, "without a micro-batch: computed on zeros");
-        }
-        if let Some(words) = shades(panels) {
-            x = self.word(x - 5.0, y, &format!("({words})"));
-        }
-        if panels.iter().any(|panel| !panel.schedule.moves().is_empty()) {
-            x = self.word(
-                x,
-                y,
-                "below a row: leaves or comes back (white), kept for another (grey)",
-            );
-        }
-        x = self.beside_legend(panels, x, y);
-        x = self.steps_legend(panels, x, y);
-        if has_versions(panels) {
-            self.word(x, y, "dots: version of the weights, modulo 4; ticks: updates");
-        }
-    }
-
-    /// A word of the legend; gives where the next entry starts.
-    pub(super) fn word(&mut self, x: f64, y: f64, words: &str) -> f64 {
-        self.page.text((x + 5.0, y + 11.0), 11.5, Weight::Plain, Anchor::Start, words);
-        x + 5.0 + 6.2 * words.chars().count() as f64 + 18.0
     }
 }

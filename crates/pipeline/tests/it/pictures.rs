@@ -1,6 +1,6 @@
 //! Pictures: what is in them, and that they can be read without colour.
 
-use phalanx_pipeline::picture::{Panel, TextOptions, svg, text};
+use phalanx_pipeline::picture::{BesideKind, BesideTurns, Panel, TextOptions, svg, text};
 use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, Timeline, TurnCosts, simulate};
 
 use crate::support::{build, times};
@@ -247,6 +247,40 @@ fn replicas_are_told_without_shades() {
     let drawing = svg(&[named]);
     for words in ["ranks 0–1", "ranks 2–3", "2 ranks", "rank 7"] {
         assert!(drawing.contains(&format!(">{words}<")), "{words}");
+    }
+}
+
+/// Words lie on the page, also where a narrow picture has many of them: every kind of line, parts and shades.
+#[test]
+fn words_stay_on_the_page() {
+    let kinds = BesideKind::ALL.map(|kind| BesideTurns {
+        kind,
+        start: 0.0,
+        end: 1.0,
+        what: "blocks.0 gather".to_owned(),
+    });
+    for named in NamedSchedule::ALL {
+        let played = [played(named, 2, 4)];
+        let mut panel = panels(&played)[0];
+        let beside = [kinds.to_vec(), kinds.to_vec()];
+        panel.beside = &beside;
+        let drawing = svg(&[panel]);
+        let page = drawing.lines().next().unwrap();
+        let (wide, high) = (number(page, "width"), number(page, "height"));
+        for line in drawing.lines().filter(|line| line.starts_with("<text")) {
+            let words = line.split('>').nth(1).unwrap().trim_end_matches("</text");
+            // Letters of the widest usual font, as a share of its size.
+            let long = 0.57 * number(line, "font-size") * words.chars().count() as f64;
+            let right = match line.contains("text-anchor") {
+                true => number(line, "x"),
+                false => number(line, "x") + long,
+            };
+            assert!(right <= wide, "{named}: {words} ends at {right} of {wide}");
+            assert!(number(line, "y") < high, "{named}: {words}");
+        }
+        for words in ["weights are gathered", "norm, update", "waits"] {
+            assert!(drawing.contains(&format!(">{words}</text>")), "{named}: {words}");
+        }
     }
 }
 

@@ -53,8 +53,8 @@ impl Store {
         self.port
     }
 
-    /// An epoch begins after this step: nobody of another one writes or reads, and copies of later steps
-    /// are of a past that is no more.
+    /// An epoch begins after this step. Processes of other epochs can no longer write or read, and copies of later steps,
+    /// which the epoch will take again, are dropped.
     pub(crate) fn begin(&self, epoch: u64, step: u64) {
         let mut held = self.held_now();
         held.epoch = epoch;

@@ -21,7 +21,7 @@ use super::link::{Link, LinkWriter};
 use crate::copies::Store;
 use crate::launch::{Children, HeldMemory, Launched, Starting, newest_step};
 
-/// How often ranks are looked at, and how often the coordinator is told about them.
+/// How often ranks are looked at, and how often the coordinator gets a report about them.
 const LOOK: Duration = Duration::from_millis(5);
 const TELL: Duration = Duration::from_millis(200);
 
@@ -43,7 +43,7 @@ pub(super) struct AgentLoop<'a> {
     /// Ranks that have not ended.
     running: usize,
     told: Instant,
-    /// What the run allows, as the coordinator was told.
+    /// What the run allows, as last reported to the coordinator.
     allowed: Option<Allowed>,
 }
 
@@ -176,7 +176,7 @@ impl<'a> AgentLoop<'a> {
         self.memory.look(share.ranks_here(), &self.children, recorder);
         let ended = self.children.ended(recorder);
         self.running = self.running.saturating_sub(ended.len());
-        // What the run allows is told at once: the host may be lost before it is time.
+        // What the run allows is reported at once: the host may be lost before the next report is due.
         let allowed = recorder.job().allowed();
         let news = std::mem::replace(&mut self.allowed, allowed) != allowed;
         if news || !ended.is_empty() || self.told.elapsed() >= TELL {

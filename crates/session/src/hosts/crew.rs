@@ -36,7 +36,7 @@ const LEAVING: Duration = Duration::from_secs(3);
 
 /// A host of a job.
 pub(super) struct Host {
-    /// What the remote shell is given, and people are told.
+    /// The name that the remote shell gets and that messages show.
     pub(super) name: String,
     /// Where other hosts reach it.
     pub(super) address: String,
@@ -132,8 +132,8 @@ impl HostCrew {
         Self { hosts, shell, newcomers, capacity, port, epoch, ranks, ended, codes }
     }
 
-    /// Lets as many hosts come as the ranks need, in their order. Gives an exit code if
-    /// one cannot, and that was told.
+    /// Starts agents on as many hosts as the ranks need, in their order. If one cannot be started, reports why
+    /// and gives an exit code.
     pub(super) fn come(&mut self) -> Result<Option<u8>> {
         let needed = fill_slots(self.hosts.iter().map(|host| host.slots), self.capacity);
         for at in (0..needed.len()).filter(|&at| !needed[at].is_empty()) {

@@ -147,8 +147,8 @@ fn end(status: ExitStatus, panicked: bool) -> ProcessEnd {
     }
 }
 
-/// Waits for a thread that reads the output of a process that has ended. A process that was started by
-/// that one may hold the output open, for which nobody waits.
+/// Waits for a thread that reads the output of a process that has ended. Its own children may
+/// hold the output open; they are not waited for.
 fn wait_a_little(thread: &JoinHandle<()>) {
     let start = Instant::now();
     while !thread.is_finished() && start.elapsed() < LAST_OUTPUT {

@@ -27,7 +27,7 @@ const CLOSE_LOOK: Duration = Duration::from_millis(200);
 /// How long the others have to end by themselves after one has failed, and then on request.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// If no rank does anything for so long inside a step, that is told.
+/// If no rank does anything for so long inside a step, a note says so.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// A job as its launcher sees it.
@@ -147,7 +147,7 @@ impl<'a> JobLoop<'a> {
         let epoch = self.coordinator.epoch();
         let urged = self.ending.is_some_and(|since| since.elapsed() > GRACE);
         for (rank, end) in self.crew.look(&self.recorder) {
-            // A rank that was told to end behind one that has failed is not lost.
+            // A rank that was stopped because another had failed is not lost.
             let end = match end {
                 ProcessEnd::Killed(how) if urged && how == "SIGTERM" => ProcessEnd::Well,
                 end => end,

@@ -1,4 +1,4 @@
-//! What the next step will read, told while a step runs: a device fetches it meanwhile.
+//! Announces what the next step will read while a step runs, so that a device can fetch it meanwhile.
 
 use phalanx_engine::Engine;
 use phalanx_error::Result;

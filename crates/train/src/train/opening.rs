@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use phalanx_config::{Config, DeviceKind};
 use phalanx_error::{Result, bytes};
 use phalanx_script::Category;
-use phalanx_session::host;
 use phalanx_session::network::describe_step;
+use phalanx_session::{again, host};
 
 use super::Run;
 use crate::resume::Resume;
@@ -19,9 +19,9 @@ pub(super) fn multipliers(config: &Config) -> String {
     }
 }
 
-/// What a run is told that goes on with other units than it began with.
+/// A note for a run that goes on with other units than it began with.
 fn other_products(before: &str, now: &str) -> Option<String> {
-    // Checkpoints of earlier versions do not tell.
+    // Checkpoints of earlier versions do not have this field.
     (!before.is_empty() && before != now).then(|| {
         format!("note   own products were {before}, and are {now}: the last bits of a step differ")
     })
@@ -72,7 +72,13 @@ impl Run<'_> {
             1 => String::new(),
             _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
         };
-        let notes = self.loaded.notes.iter().map(|note| format!("note   {note}")).chain(products);
+        let copies = config.run.copy_every;
+        let alone = copies > 0 && !again::hosts_keep_copies();
+        let alone = alone.then(|| {
+            format!("run.copy_every = {copies} has no effect with ranks that have one host")
+        });
+        let notes = self.loaded.notes.iter().chain(&alone).map(|note| format!("note   {note}"));
+        let notes = notes.chain(products);
         let rooms = self.session.rooms().map(|rooms| format!("rooms  {}", rooms.describe()));
         let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
         let lines = [
