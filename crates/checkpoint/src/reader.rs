@@ -222,7 +222,7 @@ impl Checkpoint {
     }
 
     /// Reads everything: all hashes hold, and each element of each kind is there exactly once.
-    /// `look` is told the bytes read so far.
+    /// `look` gets the number of bytes read so far.
     pub fn check(&self, mut look: impl FnMut(u64)) -> Result<Checked> {
         let mut checked = Checked { files: self.files.len(), bytes: 0, elements: 0 };
         for (number, OpenFile { summary, .. }) in self.files.iter().enumerate() {

@@ -123,7 +123,7 @@ pub trait Stop: Send + Sync {
     fn stop(&self, message: &str) -> Failure;
 }
 
-/// Is told what a rank calls and whom it waits for, to record it. Telling allocates nothing.
+/// Records what a rank calls and whom it waits for. It must not allocate.
 pub trait CallWatch: Send + Sync {
     /// The rank has begun a call: the operation, the group's name, its number there, and its site.
     fn began(&self, op: OpKind, group: &str, number: u64, site: Site);

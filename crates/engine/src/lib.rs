@@ -238,13 +238,12 @@ pub trait Engine {
     /// as without timing.
     fn time(&mut self, origin: Option<Instant>);
 
-    /// Lets something be told of the calls of every step from now on, if this engine issues them one
-    /// by one.
+    /// From now on reports the calls of every step to `watch`, if this engine issues them one by one.
     fn watch(&mut self, watch: Option<Arc<dyn StepWatch>>) {
         let _ = watch;
     }
 
-    /// Who is told of calls.
+    /// What calls are reported to.
     fn watcher(&self) -> Option<Arc<dyn StepWatch>> {
         None
     }

@@ -30,7 +30,7 @@ impl<K> KernelCall<K> {
     }
 }
 
-/// Is told which calls of a step an engine issues, by their numbers. Telling allocates nothing.
+/// Receives the numbers of the calls that an engine issues in a step. It must not allocate.
 pub trait StepWatch: Send + Sync {
     /// The call is about to be issued.
     fn issuing(&self, call: usize);

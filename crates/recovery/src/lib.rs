@@ -2,7 +2,7 @@
 //!
 //! [`Coordinator`] takes events (a process has ended, a rank hangs) and gives actions (end the others,
 //! start all again from here). [`blame`] finds the rank that all others wait for, and [`Silence`] a host
-//! that is not heard any more. [`Ledger`] adds up where the time of a run went. The launcher of a job does the rest: it watches and starts processes.
+//! that no longer answers. [`Ledger`] adds up where the time of a run went. The launcher of a job does the rest: it watches and starts processes.
 #![forbid(unsafe_code)]
 
 mod blame;

@@ -1,22 +1,22 @@
-//! Whether the other end of a connection is still there: from when it was heard last, and when this end
-//! looked. Both ends say [`BEAT`] by [`BEAT`] that they live.
+//! Whether the other end of a connection is still alive, from the time of its last message and the times at which
+//! this end looked. Both ends send a heartbeat every [`BEAT`].
 //!
-//! An end that was not there itself (stopped, or on a machine that slept) has heard nothing either. What it
-//! has missed is not held against the other: it counts anew from when it is back.
+//! An end that was stopped itself, or whose machine slept, has received nothing either. That time does not count: it
+//! starts to count again when it runs again.
 
 use std::time::Duration;
 
-/// How often an end says that it lives.
+/// The time between two heartbeats.
 pub const BEAT: Duration = Duration::from_millis(200);
 
-/// A host of which the coordinator has heard nothing for so long is lost.
+/// A host from which the coordinator has received nothing for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
 
-/// An agent that has heard nothing of its coordinator for so long ends its ranks: before others take their
-/// places.
+/// An agent that has received nothing from its coordinator for so long ends its ranks. That is shorter than [`LOST`], so
+/// they are gone before others take their places.
 pub const ALONE: Duration = Duration::from_millis(1500);
 
-/// An end that did not look for so long was not there itself.
+/// An end that did not look for so long was stopped itself.
 pub const ABSENT: Duration = Duration::from_millis(500);
 
 /// Times are counted from any moment that both calls have in common.
@@ -33,7 +33,7 @@ impl Silence {
         Self { looked: now, since: now }
     }
 
-    /// How long nothing was heard, if that is longer than `most`. `heard` is when something came last.
+    /// How long nothing was received, if that is longer than `most`. `heard` is when the last message came.
     pub fn look(&mut self, heard: Duration, now: Duration, most: Duration) -> Option<Duration> {
         if now.saturating_sub(self.looked) > ABSENT {
             self.since = now;

@@ -74,7 +74,7 @@ pub enum BufferKey {
     },
     /// A number that is computed at the end of a step.
     Number(Number),
-    /// A number of one of several steps or, for what is not told, of one of several updates.
+    /// A number of one of several steps or, if it is not a result of the step, of one of several updates.
     NumberOf {
         /// Which number.
         number: Number,
@@ -188,7 +188,7 @@ impl Scalar {
 }
 
 impl Number {
-    /// The number that a model's loss of this name counts into: what has its own is no part of what is minimised.
+    /// The number that a loss of this name is added to. Only what is added to `Loss` is minimised.
     pub fn of_loss(name: &str) -> Self {
         if name == LACKING { Number::Lacking } else { Number::Loss }
     }

@@ -55,7 +55,7 @@ impl Poll {
         }
     }
 
-    /// How many streams are ready, within at most this time; a negative number if that cannot be told.
+    /// How many streams are ready, within at most this time; a negative number after an error.
     fn ask(&mut self, milliseconds: i32) -> i32 {
         let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
         // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.

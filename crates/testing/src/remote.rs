@@ -123,7 +123,7 @@ impl<E: Engine + 'static> Remote<E> {
 
 impl<E: Engine + 'static> Drop for Remote<E> {
     fn drop(&mut self) {
-        // Steps may outlive the engine and can still send, so the thread is told to end.
+        // Steps may outlive the engine and can still send, so the thread gets a message to end.
         drop(self.send(|device_thread| device_thread.stopped = true));
         drop(self.thread.take().map(JoinHandle::join));
     }

@@ -39,7 +39,7 @@ impl Membership {
         Self::come_together(me, wait, None, &|_| {})
     }
 
-    /// The same; if it takes more than a few seconds, `tell` is told what is waited for.
+    /// The same; if it takes more than a few seconds, `tell` gets a sentence on what is waited for.
     pub fn meet_telling(
         me: &Environment,
         wait: Duration,

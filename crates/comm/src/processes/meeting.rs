@@ -83,7 +83,7 @@ impl Host<'_> {
         let (start, mut poll) = (Instant::now(), Poll::default());
         while start.elapsed() < LATE {
             listener.into_iter().for_each(|listener| arrivals.listen(listener));
-            // Those that cannot take part are told so instead.
+            // Those that cannot take part get the reason instead.
             if let Ok(Some((_, socket))) = arrivals.next(&self.hello) {
                 Line::new(socket).send(note);
                 continue;

@@ -254,7 +254,7 @@ impl Membership {
         Ok(calls)
     }
 
-    /// What a process is told that comes to the meeting when it is over.
+    /// The refusal of a process that comes to the meeting when it is over.
     fn twice(&self, rank: usize) -> String {
         format!("another process is rank {rank} of {} already", self.ranks())
     }

@@ -94,7 +94,7 @@ impl RankWords {
             })
             .collect();
         events.sort_by_key(|event| std::cmp::Reverse(event.number));
-        // People are told the last call, however long ago it was.
+        // Reports name the last call, however long ago it was.
         let called = |event: &SeenEvent| Did::ALL[event.did] == Did::Called;
         let call = events.iter().position(called).filter(|place| *place >= last);
         let call = call.map(|place| events.swap_remove(place));

@@ -36,7 +36,7 @@ pub struct Options {
     /// For tests of the counters: every call of this kind that moves data between ranks copies 64
     /// bytes of a peer's memory more than it needs.
     pub planted_copy: Option<OpKind>,
-    /// Who is told of the calls of a rank that is a process, if anybody.
+    /// Records the calls of a rank that is a process, if set.
     pub watch: Option<Arc<dyn CallWatch>>,
     /// What becomes of the arena of a rank that is a process.
     pub arena: ArenaLife,

@@ -60,8 +60,8 @@ pub struct UnitBuffers {
     pub preview: Option<HeldRange>,
     /// The gradient as the update reads it, if the unit is trained.
     pub gradient: Option<HeldRange>,
-    /// The wide copy that is updated, if weights are narrow, or what it has besides them: in u16, the lower
-    /// halves of numbers whose upper halves weights are.
+    /// If weights are narrow: the wide copy that is updated; or, in u16, only its lower halves, because the weights are the
+    /// upper halves.
     pub master: Option<HeldRange>,
     /// Moments or momentum; like the wide copy, only where this rank updates the unit.
     pub states: Vec<HeldRange>,

@@ -221,7 +221,7 @@ impl<'a> Rounds<'a> {
         Ok(summed)
     }
 
-    /// Appends the results of as many steps as a script has; so many steps were told before. Gives how many are told then.
+    /// Appends the results of the script's steps. `told` steps had theirs appended before; gives how many have them now.
     fn tell(
         &self,
         script: &mut Script,

@@ -23,7 +23,7 @@ use crate::key::BufferKey;
 use crate::message::blocks;
 use crate::unit;
 
-/// The channel of sums; those below are of the model's values, and of what is parked.
+/// The channel of sums. Lower channels carry the model's values and parked micro-batches.
 pub(super) const TIED: u32 = 4;
 
 /// A parameter of stage groups on different meshes.
