@@ -9,7 +9,7 @@ const SEQ: usize = 8;
 
 /// What `tools/oracle/from_pytorch.py` prints: the losses of five steps in f64.
 const PYTORCH: [f64; 5] =
-    [4.318288659157156, 2.165798247303690, 0.985200990799721, 0.398309518361981, 0.163066085523592];
+    [4.318288659157156, 2.16579824730369, 0.985200990799721, 0.398309518361981, 0.163066085523592];
 
 /// The training loop of the page.
 fn five_steps(trainer: Trainer<'_>) -> Result<Vec<f64>, phalanx::Error> {
