@@ -19,4 +19,4 @@ pub use lane::{Lane, MemoryKind, Tier};
 pub use message::{Block, Message, Value};
 pub use requirements::{NoScratch, Requirements};
 pub use slots::{ALIGN, LiveRange, Slot, Slots};
-pub use traffic::{Moved, Route};
+pub use traffic::{Moved, MovedRows, Route};

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Exchange, Halo, Instr, Op, Program};
+use phalanx_ir::{Axis, Exchange, Halo, Instr, Op, Program, TensorType};
 
 /// The collectives of one kind over the same axes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -41,7 +41,64 @@ pub struct Moved {
     pub bytes: u64,
 }
 
-/// What one rank moves in one run of a program.
+/// Rows that a rank gets from others in one run of a program: as many as a value of the step says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MovedRows {
+    /// The collective.
+    pub route: Route,
+    /// Bytes of a row.
+    pub row_bytes: u64,
+    /// Bytes, if every region were full: what [`of_program`] counts.
+    pub bound: u64,
+    /// The extents of the dims that count regions.
+    pub regions: Vec<usize>,
+    /// The numbers of the regions that come from others, among all of those.
+    pub from_others: Vec<usize>,
+}
+
+impl MovedRows {
+    /// The bytes of a step in which the regions have so many rows, all of them in their order.
+    pub fn bytes(&self, rows: &[u64]) -> u64 {
+        self.from_others.iter().map(|&region| rows[region]).sum::<u64>() * self.row_bytes
+    }
+}
+
+/// The rows that one rank gets from others in one run of a program, for each of its collectives.
+pub fn rows_of_program(program: &Program, rank: usize) -> Vec<MovedRows> {
+    program.instrs().iter().filter_map(|instr| rows_of_instr(program, instr, rank)).collect()
+}
+
+fn rows_of_instr(program: &Program, instr: &Instr, rank: usize) -> Option<MovedRows> {
+    let Op::Collective(collective) = &instr.op else { return None };
+    let CollectiveKind::AllToAll { from, .. } = collective.kind else { return None };
+    let mesh = program.mesh();
+    let [(route, Moved { bytes, .. })] = <[_; 1]>::try_from(of_instr(program, instr, rank)).ok()?;
+    let (before, counts) = (program.ty(instr.inputs[0]), *instr.inputs.get(1)?);
+    let after = program.ty(instr.outputs[0]);
+    let regions = program.ty(counts).shape.len() - 1;
+    let local = after.local_shape(mesh);
+    let part = |ty: &TensorType, dim: usize| {
+        let (shard, len) = (mesh.shard(rank, ty.layout.axes(dim)), ty.local_shape(mesh)[dim]);
+        shard * len..(shard + 1) * len
+    };
+    let stays = part(before, from);
+    let mut from_others = vec![0];
+    for dim in 0..regions {
+        let own = part(after, dim).filter(|at| dim != from || !stays.contains(at));
+        let own: Vec<usize> = own.collect();
+        let along = |major: usize| own.iter().map(move |at| major * after.shape[dim] + at);
+        from_others = from_others.into_iter().flat_map(along).collect();
+    }
+    Some(MovedRows {
+        route,
+        row_bytes: (local[regions + 1..].iter().product::<usize>() * after.dtype.size()) as u64,
+        bound: bytes,
+        regions: after.shape[..regions].to_vec(),
+        from_others,
+    })
+}
+
+/// What one rank moves in one run of a program; of rows, as many as there is room for.
 pub fn of_program(program: &Program, rank: usize) -> BTreeMap<Route, Moved> {
     let mut total = BTreeMap::new();
     for (route, moved) in program.instrs().iter().flat_map(|i| of_instr(program, i, rank)) {
@@ -192,6 +249,27 @@ program t {
             let first = program.mesh().coordinate(rank, dp) == 0;
             assert_eq!(bytes(rank), if first { gives } else { gets });
         }
+    }
+
+    /// Of rows, those that other ranks have for this one's regions.
+    #[test]
+    fn rows_are_counted_where_they_come_from_others() {
+        let program = text::parse(
+            "mesh dp=2
+program t {
+  x: boundary f32[4,2,6,8]{1:dp}
+  c: boundary i32[4,2,3]
+  %1 = all_to_all<dp>(x, c, from=1, to=0) : f32[4,2,6,8]{0:dp}
+  return a: probe %1
+}",
+        )
+        .unwrap();
+        let [rows] = <[MovedRows; 1]>::try_from(rows_of_program(&program, 1)).unwrap();
+        // The second rank keeps regions 2 and 3 of the first dim, and has the second ones of the other.
+        assert_eq!((&rows.from_others[..], &rows.regions[..]), (&[4, 6][..], &[4, 2][..]));
+        assert_eq!((rows.row_bytes, rows.bound), (32, 2 * 6 * 8 * 4));
+        assert_eq!(rows.bytes(&[9, 9, 9, 9, 5, 9, 1, 9]), 6 * 32);
+        assert_eq!(of_program(&program, 1)[&rows.route], Moved { calls: 1, bytes: rows.bound });
     }
 
     #[test]

@@ -29,13 +29,17 @@ pub enum CollectiveOp<'a> {
     ReduceScatter(ReduceOp),
     /// Rank `i` gets block `i` of all ranks.
     AllToAll,
-    /// All-to-all with a given number of elements for each rank: `send[j]` of mine go to `j`,
-    /// `receive[j]` come from `j`, each time a multiple of the block's `len`; blocks lie densely
-    /// one after another on both sides. The lists are read when the call starts.
+    /// All-to-all of blocks that are filled in part: each row of a block consists of cells, of which only the
+    /// first elements move; what lies behind them is neither read nor written. The lists are read when the
+    /// call starts.
     AllToAllRagged {
-        /// For every rank of the group how many times `len` elements it gets from here.
+        /// Elements of a cell, which divide a block's `len`.
+        cell: usize,
+        /// How many elements are counted as one.
+        unit: usize,
+        /// For every rank of the group, and every cell of its block: how many units it gets from here.
         send: &'a [usize],
-        /// For every rank of the group how many times `len` elements come from it.
+        /// The same of those that come from it.
         receive: &'a [usize],
     },
     /// All ranks get the root's block.
@@ -127,8 +131,6 @@ impl CollectiveOp<'_> {
     }
 
     /// How many blocks the place `index` of a group of `n` sends, and how many it receives.
-    ///
-    /// For ragged calls blocks have different sizes; see [`Call::elements`].
     pub fn blocks(&self, n: usize, index: usize) -> (usize, usize) {
         let at = |root: usize, blocks: usize| if root == index { blocks } else { 0 };
         match *self {
@@ -258,13 +260,6 @@ impl<'a> Call<'a> {
     /// How many elements the buffers given and received into must span at the place `index` of a
     /// group of `n`; `None` if that overflows.
     pub fn elements(&self, n: usize, index: usize) -> Option<(usize, usize)> {
-        if let CollectiveOp::AllToAllRagged { send, receive } = self.op {
-            let total = |counts: &[usize]| {
-                let sum = counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count));
-                sum?.checked_mul(self.blocks.len)
-            };
-            return Some((total(send)?, total(receive)?));
-        }
         let (given, got) = self.op.blocks(n, index);
         Some((
             self.blocks.span(&self.blocks.source, given)?,

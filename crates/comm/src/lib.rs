@@ -28,6 +28,7 @@ mod matching;
 mod mpi;
 mod planned;
 mod processes;
+mod ragged;
 mod rank_pool;
 mod recorder;
 mod sanity;
@@ -52,7 +53,9 @@ pub use group::{Group, GroupId};
 pub use halo::PlannedEdge;
 pub use launch::{Launcher, LocalRank};
 pub use mpi::{Mpi, find_shim};
-pub use planned::{CallSite, CountedEndpoint, PlacedCall, PlannedCollective};
+pub use planned::{
+    CallSite, CountedEndpoint, FilledRows, PlacedCall, PlannedCollective, PlannedRows,
+};
 pub use processes::{
     BadEnvironment, BadHostFile, Environment, HostShare, ListedHost, MeetingPoint, Membership,
     Processes, StateMemory, Token, build, fill_slots, names,

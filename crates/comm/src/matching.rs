@@ -16,7 +16,7 @@ pub(crate) trait Called {
     fn header(&self, member: usize) -> &Header;
     /// Where it called it.
     fn site(&self, member: usize) -> Site;
-    /// For a ragged call: the counts that it sends to all members, and those that it receives.
+    /// For a ragged call: how much it sends to each member, and how much it receives.
     fn ragged(&self, member: usize) -> (&[usize], &[usize]);
 }
 

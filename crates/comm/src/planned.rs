@@ -5,6 +5,7 @@
 //! traffic is counted.
 
 mod endpoint;
+mod rows;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use crate::blocks::{Blocks, Strides};
 use crate::call::{Call, CollectiveOp, ReduceOp};
 
 pub use endpoint::{CallSite, CountedEndpoint};
+pub use rows::{FilledRows, PlannedRows};
 
 /// A call, with the first element that it takes of its buffers.
 pub type PlacedCall = (usize, Call<'static>);
@@ -71,6 +73,8 @@ pub enum PlannedCollective {
         /// Where elements lie on both sides.
         blocks: Blocks,
     },
+    /// Ranks move rows of regions between them, as many as a second operand says.
+    Rows(PlannedRows),
     /// Ranks move elements between them.
     Calls {
         /// The axes of the group, in its order.
@@ -164,6 +168,12 @@ impl PlannedCollective {
                 in_blocks(program, operand, from)?;
                 in_blocks(program, result, to)?;
                 let blocks = Blocks::all_to_all(n, &x, from, to).ok_or("its dims do not fit")?;
+                if let Some(&counts) = instr.inputs.get(1) {
+                    let runs = program.ty(counts).shape.last().copied().unwrap_or(1);
+                    let shard = mesh.shard(rank, &axes);
+                    let moved = rows::Moved { shape: &x, dims: [from, to], runs, n, shard };
+                    return Ok(Self::Rows(PlannedRows::new(axes, blocks, moved)));
+                }
                 (CollectiveOp::AllToAll, blocks)
             }
             CollectiveKind::Permute { dim } => {

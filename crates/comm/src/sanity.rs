@@ -3,6 +3,7 @@
 use crate::call::{Call, CollectiveOp, OpKind};
 use crate::error::CommError;
 use crate::kernel;
+use crate::ragged;
 use crate::traffic::TAGS;
 
 /// A rank's place in a group.
@@ -68,18 +69,15 @@ fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Opti
     })
 }
 
-/// Missing memory, and lists of counts that do not have one count per member.
+/// Missing memory, and lists of counts that do not fit the blocks.
 fn memory_problem(
     call: &Call<'_>,
     Member { place, of: n }: Member,
     send: *const u8,
     receive: *mut u8,
 ) -> Option<String> {
-    if let CollectiveOp::AllToAllRagged { send, receive } = call.op
-        && (send.len() != n || receive.len() != n)
-    {
-        let (gives, takes) = (send.len(), receive.len());
-        return Some(format!("it needs {n} counts on both sides, not {gives} and {takes}"));
+    if let Some(problem) = ragged::problem(call, n) {
+        return Some(problem);
     }
     let Some((given, got)) = call.elements(n, place) else {
         return Some("its blocks span more than the address space".to_string());

@@ -3,6 +3,7 @@
 //! Nothing here is called by the transport that counts; a test compares the two.
 
 use crate::call::{Call, CollectiveOp};
+use crate::ragged::totals;
 
 /// The algorithm of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,9 +27,11 @@ pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> 
         CollectiveOp::AllGather | CollectiveOp::ReduceScatter(_) | CollectiveOp::AllToAll => {
             others * block
         }
-        CollectiveOp::AllToAllRagged { receive, .. } => {
-            let total: usize = receive.iter().sum();
-            (total - receive[index]) as u64 * call.blocks.len as u64
+        CollectiveOp::AllToAllRagged { unit, receive, .. } => {
+            let total = totals(receive, n).enumerate();
+            let units: usize =
+                total.filter(|(from, _)| *from != index).map(|(_, units)| units).sum();
+            (units * unit) as u64
         }
         CollectiveOp::Broadcast { root } | CollectiveOp::Scatter { root } => {
             block - at(root, block)

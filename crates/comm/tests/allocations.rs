@@ -75,8 +75,8 @@ impl Buffers {
         endpoint.all_to_all(world, &self.send, &mut self.receive)?;
         let counts = [2, 3, 4];
         let takes = [counts[me]; 3];
-        let op = CollectiveOp::AllToAllRagged { send: &counts, receive: &takes };
-        let ragged = Call::new(world, op, DType::F32, Blocks::contiguous(5)).tagged(2);
+        let op = CollectiveOp::AllToAllRagged { cell: 20, unit: 5, send: &counts, receive: &takes };
+        let ragged = Call::new(world, op, DType::F32, Blocks::contiguous(20)).tagged(2);
         endpoint.run(&ragged, &self.send, &mut self.receive)?;
         match me {
             0 => endpoint.send(world, 1, &self.send)?,

@@ -66,7 +66,7 @@ choice! {
 
 /// Keys that say something about experts, and nothing where there are none; but for those that follow from
 /// other keys, which a run's folder holds even where they say nothing.
-const OF_EXPERTS: [&str; 15] = [
+const OF_EXPERTS: [&str; 16] = [
     "model.router",
     "model.top_k",
     "model.capacity",
@@ -80,6 +80,7 @@ const OF_EXPERTS: [&str; 15] = [
     "model.aux_scope",
     "model.z_loss",
     "model.jitter",
+    "model.router_bias_zipf",
     "model.expert_dropout",
     "model.expert_init",
 ];

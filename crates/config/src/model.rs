@@ -89,6 +89,9 @@ section! {
         z_loss: NonNegative = "0.0"; aka "moe_z_loss_coeff" "router_z_loss_coef",
         /// In training, how far numbers that the router sees are drawn away from what they are, as a share.
         jitter: NonNegative = "0.0"; aka "router_jitter_noise" "moe_input_jitter_eps" "jitter_eps",
+        /// A fixed preference for the first experts, for tests and measurements of uneven load: as if expert i, counted from 1,
+        /// were i to the power of this as rarely chosen.
+        router_bias_zipf: NonNegative = "0.0",
         /// In training, the share of numbers inside an expert that dropout sets to zero.
         expert_dropout: Fraction = "0.0"; aka "expert_dropout_rate" "moe_dropout",
         /// Variance of the initial weights of experts and routers, times the inputs of a weight matrix (Switch:

@@ -12,6 +12,11 @@ pub trait Counters {
     /// bytes at the receiver, both under `send`.
     fn moved(&mut self) -> BTreeMap<Route, Moved>;
 
+    /// Whether exchanges of rows move no more than there are; if not, regions travel whole.
+    fn moves_rows(&self) -> bool {
+        true
+    }
+
     /// Time inside matrix products.
     fn products(&mut self) -> Duration;
 

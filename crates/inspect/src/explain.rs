@@ -103,7 +103,7 @@ impl Explanation {
         let header = format!(
             "# {described}\n# a step: {}\n{}\n",
             describe_step(&loaded.config),
-            about_rooms.unwrap_or_default()
+            about_rooms.unwrap_or_default() + &moved::about_rows(&script)
         );
         let moved = traffic(&script);
         let (mesh, place) = (lowered.whole_mesh()?, lowered.at(focus.rank).rank);

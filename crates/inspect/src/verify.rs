@@ -5,17 +5,16 @@
 //! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and
 //! the memory that they were planned to write with what was measured.
 
+mod bytes;
 mod comparison;
 mod routing;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use phalanx_call::traffic;
-use phalanx_script::{Category, Moved, Route, StateKind};
+use phalanx_script::{Category, StateKind};
 use serde::Serialize;
 
+use self::bytes::Bytes;
 use self::comparison::Comparison;
-use self::routing::Routing;
+use self::routing::{Routing, StepRows};
 use crate::alone::{Alone, in_replicas};
 use crate::memory_advice;
 use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
@@ -24,9 +23,7 @@ use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
 use phalanx_session::job;
 use phalanx_session::network::{Network, load};
-use phalanx_session::{
-    Backend, BatchSource, Lowered, Measured, OwnedStep, Session, Settings, StepData,
-};
+use phalanx_session::{Backend, BatchSource, Lowered, OwnedStep, Session, Settings, StepData};
 
 /// The result of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -52,7 +49,7 @@ pub struct Verified {
     /// Steps whose loss scale, or whose decision to change nothing, is not that of one rank; none if losses are not scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_flips: Option<usize>,
-    /// What was moved between ranks, over all ranks and steps.
+    /// What was moved between ranks, over all ranks and steps but those that were taken again for want of room.
     pub comm: Vec<CommRow>,
     /// What a step writes, on the rank that writes most.
     pub memory: Vec<MemoryRow>,
@@ -142,7 +139,7 @@ pub fn verify_as(
     let many = memory_advice::prepare(loaded, &network, &models, &lowered, backend)?;
     let mut many = many.start_from(&*network.source())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
-    let mut found = Comparison::default();
+    let (mut found, mut moved) = (Comparison::default(), Bytes::default());
     let bounds = Bounds::of(loaded);
     let lr = config.optim.lr.get();
     // Gradients are compared before any update: Adam turns the rounding of narrow types into full steps. Of a step with
@@ -157,12 +154,18 @@ pub fn verify_as(
         let lr = if step == 1 { first_lr } else { lr };
         found.expected.push(data.with(|data| one.step(data, lr))?);
         // What routers chose is known until the next step, so it is compared after each.
+        let mut repeats = 0;
         if found.gradients.is_none() || routing.is_some() {
             let b = data.with(|data| many.step(data, lr))?;
+            repeats = b.room.repeats;
             found.step(b);
         }
         if let Some(routing) = &mut routing {
+            let before = routing.flips;
             routing.compare(one.first_mut(), &mut many)?;
+            let same = routing.flips == before;
+            let rows = routing.rows(if same { one.first_mut() } else { &mut many })?;
+            moved.after(&mut many, &rows, repeats > 0)?;
         }
         if found.gradients.is_none() && found.applied {
             found.gradients = Some(Difference::of(&mut one, &mut many, StateKind::Gradient)?);
@@ -177,7 +180,10 @@ pub fn verify_as(
     }
     let full = many.full_kind();
     found.params = Difference::of(&mut one, &mut many, full)?;
-    let (comm, mut mismatches) = moved(&mut many)?;
+    if routing.is_none() {
+        moved.after(&mut many, &StepRows::new(), false)?;
+    }
+    let (comm, mut mismatches) = moved.compared();
     let (memory, wrote_else) = memory(&mut many)?;
     mismatches.extend(wrote_else);
     let routing_flips = routing.map(|routing| routing.flips);
@@ -319,37 +325,6 @@ impl Bounds {
             && found.loss <= self.losses
             && self.params.is_none_or(|bound| found.params.largest <= bound)
     }
-}
-
-/// What ranks moved in all runs of their scripts, next to the prediction; and the ranks where these
-/// differ.
-fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
-    let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
-    let mut mismatches = Vec::new();
-    for (rank, measured) in session.measure()?.into_iter().enumerate() {
-        let Measured { predicted, moved, .. } = measured;
-        let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
-        for route in routes {
-            let predicted = predicted.get(&route).copied().unwrap_or_default();
-            let measured = moved.get(&route).copied().unwrap_or_default();
-            if predicted != measured {
-                let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
-                let (predicted, measured) = (tell(predicted), tell(measured));
-                mismatches.push(Mismatch { rank, what: route.to_string(), predicted, measured });
-            }
-            let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
-                op: route.op,
-                axes: traffic::names(&route.axes),
-                count: 0,
-                bytes_predicted: 0,
-                bytes_measured: 0,
-            });
-            row.count += measured.calls;
-            row.bytes_predicted += predicted.bytes;
-            row.bytes_measured += measured.bytes;
-        }
-    }
-    Ok((rows.into_values().collect(), mismatches))
 }
 
 /// Planned and written bytes of each category; and the ranks where these differ.

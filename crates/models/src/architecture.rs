@@ -34,6 +34,8 @@ pub mod port {
     pub const LACKING: &str = "experts.lacking";
     /// Probe, where a caller asks for it: the slot of each token's choices, `[batch, groups, tokens, choices]`.
     pub const SLOT: &str = "experts.slot";
+    /// Probe, where a caller asks for it: how many rows the runs of each region have, `[parts, …, runs]`.
+    pub const ROWS: &str = "experts.rows";
     /// The boundary value between segments.
     pub const H: &str = "h";
     /// The encoder's result, a boundary value that every block of a decoder reads.

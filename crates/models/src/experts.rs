@@ -14,8 +14,9 @@
 
 mod losses;
 mod room;
+mod skew;
 
-use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind};
+use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind, Queue};
 use phalanx_ir::{Builder, Init, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
@@ -57,6 +58,8 @@ pub struct Experts {
     /// In training, the router sees each number times one that is drawn from 1 − jitter to 1 + jitter
     /// (Switch).
     pub jitter: f64,
+    /// How much rarer than the first an expert is chosen, of equally likely ones: as the power of its number.
+    pub bias_zipf: f64,
     /// Places in evaluation, if not as many as in training.
     pub eval_capacity: Option<Option<f64>>,
     /// In training, the share of numbers inside an expert that dropout sets to zero (Switch, in fine-tuning).
@@ -169,6 +172,7 @@ impl Experts {
             aux_scope: AuxScope::MicroBatch,
             z_loss: 0.0,
             jitter: 0.0,
+            bias_zipf: 0.0,
             eval_capacity: None,
             dropout: 0.0,
             init_scale: None,
@@ -220,7 +224,9 @@ impl Experts {
         };
         let stands = self.stands(gates, purpose);
         let packed = self.is_packed(purpose);
-        let slot = (!packed).then(|| index.assign(count, capacity, stands));
+        // With a region for every expert, places are what packed rows have there.
+        let of = Queue { experts: count, parts: count, room: capacity };
+        let placed = (!packed).then(|| x.queue(index, of, stands));
         let chosen = (purpose == Purpose::Train).then(|| match stands {
             None => index.histogram(count, 1, chances.dtype()),
             // With a place for every token, only choices that don't stand have none.
@@ -232,16 +238,15 @@ impl Experts {
             self.balance(b, chances, index, places);
             self.restrain(b, logits, seq);
             b.probe(port::CHOSEN, chosen);
-            if let (Some(slot), true) = (slot, self.capacity.is_some()) {
+            if let (Some((_, slot, _)), true) = (placed, self.capacity.is_some()) {
                 b.probe(port::PLACED, slot.histogram(count, capacity, chances.dtype()));
             }
         }
         let gate = b.param("experts.gate", [count, width, ffn]);
         let up = b.param("experts.up", [count, width, ffn]);
         let down = b.param("experts.down", [count, ffn, width]);
-        let rows = match slot {
-            Some(slot) => {
-                let rows = x.dispatch(slot, count, capacity);
+        let rows = match placed {
+            Some((rows, slot, _)) => {
                 let product = |w| rows.einsum(w, "ebncd,edf->ebncf");
                 let inner = self.dropped(product(gate).silu() * product(up), purpose);
                 inner.einsum(down, "ebncf,efd->ebncd").combine(slot, gates)
@@ -318,7 +323,7 @@ impl Experts {
             let spec = "bntd,de->bnte".parse().expect("a product of two tensors");
             b.apply(Matmul { spec, out: x.dtype().accumulator(), add: false }, &[x, weight])
         };
-        let logits = product("experts.router");
+        let logits = self.skewed(b, product("experts.router"));
         match self.router {
             Router::Noisy { .. } if purpose == Purpose::Train => {
                 let deviation = product("experts.noise").softplus();

@@ -90,7 +90,11 @@ fn may_merge(program: &Program, instr: &Instr) -> bool {
 
 /// Values that blocks are put into, each of which has memory of its own.
 fn filled(program: &Program) -> HashSet<ValueId> {
-    let collectives = program.instrs().iter().filter(|i| matches!(i.op, Op::Collective(_)));
+    let puts = |op: &Op| match op {
+        Op::Collective(c) => !matches!(c.kind, CollectiveKind::AllToAll { .. }),
+        _ => false,
+    };
+    let collectives = program.instrs().iter().filter(|instr| puts(&instr.op));
     collectives.filter_map(|instr| instr.inputs.get(1).copied()).collect()
 }
 

@@ -67,12 +67,13 @@ fn earliest(program: &Program, graph: &Graph<'_>, index: usize, ahead: usize) ->
     // A collective right after another one must wait for it anyway.
     let maker = graph.maker(instr.inputs[0]);
     let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
-    let made = maker.map_or(0, |m| m + 1);
+    let made = instr.inputs.iter().filter_map(|&value| graph.maker(value)).max();
+    let made = made.map_or(0, |m| m + 1);
     let onward = follows && turns(instr) && maker.is_some_and(|m| turns(&instrs[m]));
     let step = is_block(instr).then(|| step_before(instrs, index)).flatten();
     Some(match (onward, follows) {
         // A block is put into what the one before it was put into.
-        _ if instr.inputs.len() > 1 => index,
+        _ if instr.inputs.len() > 1 && !is_exchange(instr) => index,
         // The blocks of a step are on their way while the step before it is computed.
         _ if step.is_some() => made.max(step.unwrap_or(index)),
         // Blocks go on as soon as they are here, beside what is computed with them.
@@ -102,6 +103,11 @@ fn in_blocks(program: &Program, instr: &Instr) -> bool {
 /// Whether ranks pass their blocks on.
 fn turns(instr: &Instr) -> bool {
     matches!(&instr.op, Op::Collective(Collective { kind: CollectiveKind::Turn { .. }, .. }))
+}
+
+/// Whether ranks exchange parts of two dims; a second operand is then only read.
+fn is_exchange(instr: &Instr) -> bool {
+    matches!(&instr.op, Op::Collective(Collective { kind: CollectiveKind::AllToAll { .. }, .. }))
 }
 
 /// Whether it brings a block of an operand here.

@@ -77,6 +77,6 @@ pub use scaling::{LossScaling, ScaleRule};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;
 pub use together::{ActionAt, Class, ClassMember, check_classes, check_together, meetings};
-pub use traffic::{traffic, traffic_of_class};
+pub use traffic::{RowBytes, TurnRows, traffic, traffic_of_class};
 pub use unit::{Member, Unit};
 pub use updates::Updates;

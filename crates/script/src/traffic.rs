@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_call::traffic::{add, of_program};
+use phalanx_call::traffic::{MovedRows, add, of_program, rows_of_program};
 use phalanx_call::{Message, Moved, Route};
-use phalanx_ir::Axis;
+use phalanx_ir::{Axis, Op};
 
 use crate::action::{Action, Kind, Script};
+use crate::schedule::ScheduledRun;
 use crate::together::{Class, ClassMember};
 
 /// What the script's rank moves in one run.
@@ -18,6 +19,64 @@ pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
         }
     }
     total
+}
+
+/// Rows that the script's rank gets from others in a turn: as many as a value of the step says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TurnRows {
+    /// The instance, the part and the micro-batch.
+    pub turn: ScheduledRun,
+    /// The rows.
+    pub rows: MovedRows,
+}
+
+/// Those of one run of a script. What [`traffic`] says of them is what there is room for.
+pub fn rows(script: &Script) -> Vec<TurnRows> {
+    let of_turn = |&(action, turn): &(usize, ScheduledRun)| {
+        let run = script.actions[action].run();
+        let entry = run.map(|run| &script.programs[run.program.0]);
+        let rows = entry
+            .filter(|entry| entry.ranks.len() > 1)
+            .map(|entry| rows_of_program(entry.program(), entry.place(script.rank)));
+        rows.into_iter().flatten().map(move |rows| TurnRows { turn, rows })
+    };
+    script.turns.iter().flat_map(of_turn).collect()
+}
+
+/// Bytes of experts' rows that a rank gets from others in one run of a script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowBytes {
+    /// If every region gets its even share of the choices.
+    pub even: u64,
+    /// If every region is full.
+    pub bound: u64,
+}
+
+/// Those of a script's rank; none if no rows travel.
+pub fn row_bytes(script: &Script) -> Option<RowBytes> {
+    let rows = rows(script);
+    let bytes = |own: &TurnRows, rows: usize| {
+        own.rows.bytes(&vec![rows as u64; own.rows.regions.iter().product()])
+    };
+    let even = |own: &TurnRows| {
+        let share = even_share(script, own.turn.instance);
+        share.map_or(own.rows.bound, |share| bytes(own, share).min(own.rows.bound))
+    };
+    let bound = rows.iter().map(|own| own.rows.bound).sum();
+    (!rows.is_empty()).then(|| RowBytes { even: rows.iter().map(even).sum(), bound })
+}
+
+/// How many rows a region of an instance gets if choices are even.
+fn even_share(script: &Script, instance: usize) -> Option<usize> {
+    let turns = script.turns.iter().filter(|(_, turn)| turn.instance == instance);
+    let runs = turns.filter_map(|(action, _)| script.actions[*action].run());
+    runs.map(|run| script.programs[run.program.0].program()).find_map(|program| {
+        program.instrs().iter().find_map(|instr| {
+            let Op::Queue(queue) = &instr.op else { return None };
+            let choices: usize = program.ty(instr.inputs[0]).shape.iter().rev().take(2).product();
+            Some(choices.div_ceil(queue.parts).min(queue.room))
+        })
+    })
 }
 
 /// For each rank of a class: what it moves in one run of the class's script.

@@ -205,7 +205,7 @@ fields! {
     TimedAction { action, lane, issued, started, ended }
     Exposed { shape, pieces }
     Moved { calls, bytes }
-    Measured { moved, predicted, product_seconds, scratch_bytes, busy_seconds }
+    Measured { moved, predicted, rows, product_seconds, scratch_bytes, busy_seconds }
     StateRange { param, kind, elements }
     SavedFiles { disk, copies, needs }
     FileSummary { name, bytes, pieces }
@@ -411,6 +411,7 @@ mod tests {
         let measured = Measured {
             predicted: moved.clone(),
             moved,
+            rows: vec![crate::command::some_rows(turn.unwrap())],
             product_seconds: 1.5,
             scratch_bytes,
             busy_seconds,

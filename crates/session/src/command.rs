@@ -9,11 +9,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use phalanx_call::MovedRows;
 use phalanx_ir::DType;
 use phalanx_runtime::Observed;
-use phalanx_script::{Outcome, ScriptKey, StateKind};
+use phalanx_script::{Outcome, ScriptKey, StateKind, TurnRows};
 
 use super::StepResult;
+use super::codec::{Code, fields};
 use super::feed::{OwnedStep, StepData};
 use super::restore::StateSource;
 use super::save::{SaveTargets, SavedFiles};
@@ -194,12 +196,20 @@ pub struct Measured {
     pub moved: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
     /// What its scripts predicted that it would move, in all runs so far.
     pub predicted: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
+    /// Of these, rows that come from others in each run of the last step's script: as many as a value of the step says,
+    /// where the prediction is what there is room for.
+    pub rows: Vec<TurnRows>,
     /// Seconds inside matrix products.
     pub product_seconds: f64,
     /// Bytes outside the plan that kernels use while they run.
     pub scratch_bytes: usize,
     /// Processor seconds that its own thread worked, where that is counted.
     pub busy_seconds: Option<f64>,
+}
+
+fields! {
+    TurnRows { turn, rows }
+    MovedRows { route, row_bytes, bound, regions, from_others }
 }
 
 /// What a rank answers.
@@ -280,4 +290,12 @@ pub trait LocalRanks: Send {
     /// What the processes of all ranks give, by rank; nothing if all ranks are in this process. Every
     /// process must call it together.
     fn exchange(&mut self, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>>;
+}
+
+/// Rows of a turn, for tests of what answers are written as.
+#[cfg(test)]
+pub(super) fn some_rows(turn: phalanx_script::ScheduledRun) -> TurnRows {
+    let route = phalanx_script::Route { op: "all_to_all", axes: Vec::new() };
+    let (regions, from_others) = (vec![2, 4], vec![1, 5]);
+    TurnRows { turn, rows: MovedRows { route, row_bytes: 32, bound: 640, regions, from_others } }
 }

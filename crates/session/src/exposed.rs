@@ -57,7 +57,7 @@ impl Lowered {
 
     /// Whether what the model exposes is read after each step.
     fn reads_predictions(&self) -> bool {
-        let counts = [port::CHOSEN, port::PLACED, port::SLOT];
+        let counts = [port::CHOSEN, port::PLACED, port::SLOT, port::ROWS];
         probes(&self.model).any(|probe| !counts.contains(&probe))
     }
 

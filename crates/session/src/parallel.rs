@@ -93,7 +93,6 @@ impl Parallel {
         if config.ep.get() > 1 {
             strategies.push(Arc::new(ExpertParallel {
                 exchange: exchange(config.expert_exchange),
-                slack: config.slack(),
                 ..ExpertParallel::over(config.ep.get())
             }));
         }

@@ -13,8 +13,9 @@ use phalanx_ir::{Mesh, Op, Order, Phase, Program, Role, TensorType, ValueId};
 
 use crate::error::SpmdError;
 use crate::mask::{Grid, MaskLayout};
+use crate::packed::{self, Packed};
 use crate::plan::Plan;
-use crate::reshard::Resharder;
+use crate::reshard::{Move, Resharder};
 
 /// Writes the program that a plan describes.
 pub(crate) fn emit(
@@ -23,8 +24,10 @@ pub(crate) fn emit(
     plan: &Plan<'_>,
     resharder: &mut Resharder<'_>,
 ) -> Result<Joint, SpmdError> {
+    let packed = packed::of(joint, |number| plan.net.nodes[number].rule.clone());
     let mut emitter = Emitter {
         joint,
+        packed,
         plan,
         grid: plan.grid,
         resharder,
@@ -80,6 +83,8 @@ struct Made {
 
 struct Emitter<'a, 'b> {
     joint: &'a Joint,
+    /// Of which values only the rows in front of their regions travel.
+    packed: Vec<Option<Packed>>,
     plan: &'a Plan<'a>,
     grid: &'a Grid,
     resharder: &'a mut Resharder<'b>,
@@ -153,6 +158,7 @@ impl Emitter<'_, '_> {
                 self.needed_in(at, phase);
                 continue;
             }
+            let counts = self.counts(value, &self.layout_of(value, at, half), &step, phase)?;
             let index = self.instrs.len();
             let new = self.fresh(value, &step.to, Some(index))?;
             let axes = step.axes.iter().map(|a| self.grid.name(a)).collect();
@@ -163,7 +169,8 @@ impl Emitter<'_, '_> {
                 _ => Order::Block,
             };
             let op = Op::Collective(Collective { order, ..Collective::new(step.kind, axes) });
-            self.instrs.push(Made { op, inputs: vec![at], outputs: vec![new], phase, old: None });
+            let inputs = [at].into_iter().chain(counts).collect();
+            self.instrs.push(Made { op, inputs, outputs: vec![new], phase, old: None });
             self.versions.entry((value, half)).or_default().push((step.to, new));
             at = new;
         }
@@ -210,16 +217,48 @@ impl Emitter<'_, '_> {
 
     /// A collective that B needs belongs to B, even if W asked for it first: W may run later.
     fn needed_in(&mut self, new: usize, phase: Phase) {
-        let mut at = Some(new);
-        while let Some(value) = at {
-            let Some(index) = self.makers[value] else { return };
+        let mut needed = vec![new];
+        while let Some(value) = needed.pop() {
+            let Some(index) = self.makers[value] else { continue };
             let made = &mut self.instrs[index];
-            if !matches!(made.op, Op::Collective(_)) || made.phase <= phase {
-                return;
+            if matches!(made.op, Op::Collective(_)) && made.phase > phase {
+                made.phase = phase;
+                needed.extend(&made.inputs);
             }
-            made.phase = phase;
-            at = made.inputs.first().copied();
         }
+    }
+
+    /// For a move of a value's regions from dim to dim: how many rows they have, of all regions that it takes from one
+    /// rank to another. Nothing if not only rows are known to matter.
+    fn counts(
+        &mut self,
+        value: usize,
+        from: &MaskLayout,
+        step: &Move,
+        phase: Phase,
+    ) -> Result<Option<usize>, SpmdError> {
+        let CollectiveKind::AllToAll { from: dim, to } = step.kind else { return Ok(None) };
+        let shape = |value: usize| &self.joint.program.values()[value].shape;
+        let padded = |value: usize| &self.plan.net.values[value].padded != shape(value);
+        let Some(packed) = &self.packed[value] else { return Ok(None) };
+        let (regions, counts) = (packed.regions(), packed.counts);
+        let whole = dim < regions && to < regions && from.dims[regions].is_empty();
+        if !packed.is_in_order(shape(value).len()) || !whole || padded(value) || padded(counts) {
+            return Ok(None);
+        }
+        let mut dims = from.dims[..=regions].to_vec();
+        dims[dim] = dims[dim].without_suffix(step.axes.len());
+        self.get(counts, &MaskLayout { dims, partial: 0 }, phase).map(Some)
+    }
+
+    /// The layout of a version of a value.
+    fn layout_of(&self, value: usize, version: usize, half: Half) -> MaskLayout {
+        let known = self.versions_in(value, half).iter();
+        let own = known.filter(|(_, new)| *new == version).map(|(lay, _)| lay.clone()).next();
+        own.unwrap_or_else(|| {
+            let name = self.plan.value_name(value);
+            panic!("{}: a version of {name} has no layout", self.joint.program.name)
+        })
     }
 
     fn output(&mut self, value: usize, role: Role) -> Result<usize, SpmdError> {

@@ -18,6 +18,7 @@ mod model;
 mod net;
 mod node_choices;
 mod order;
+mod packed;
 mod padding;
 mod partition;
 mod pins;

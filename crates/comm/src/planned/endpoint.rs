@@ -101,6 +101,8 @@ impl CountedEndpoint {
             // The sender makes the call, and the receiver moves the bytes.
             let (op, calls) = match kind {
                 OpKind::Receive => (OpKind::Send.name(), 0),
+                // Of how many rows is a matter of the step.
+                OpKind::AllToAllRagged => (OpKind::AllToAll.name(), count.calls),
                 _ => (kind.name(), count.calls),
             };
             let route = Route { op, axes: self.counted[tag as usize].clone() };

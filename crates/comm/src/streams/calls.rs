@@ -12,6 +12,7 @@ use crate::call::{Call, CollectiveOp, OpKind};
 use crate::header::Header;
 use crate::kernel::Place;
 use crate::matching::Called;
+use crate::ragged::{cells_end, totals};
 use crate::site::Site;
 use crate::sync::WORTH_WAKING;
 
@@ -69,6 +70,9 @@ pub(super) struct Outstanding {
     receive: *mut u8,
     source: Strides,
     target: Strides,
+    /// For ragged calls: where the cells of all blocks end, as in a plan, and the bytes of a cell.
+    ends: Vec<usize>,
+    cell: usize,
     /// For each member: what it called, and whether that is known yet.
     announced: Vec<(Announced, bool)>,
     /// How many members have not announced the call yet.
@@ -103,10 +107,13 @@ impl Outstanding {
         extra: usize,
         spare: &mut Vec<u64>,
     ) -> Self {
-        let counts = match call.op {
-            CollectiveOp::AllToAllRagged { send, receive } => [send, receive].concat(),
-            _ => Vec::new(),
-        };
+        let (mut counts, mut ends, mut cut) = (Vec::new(), Vec::new(), 0);
+        if let CollectiveOp::AllToAllRagged { cell, unit, send, receive } = call.op {
+            let size = call.dtype.size();
+            counts.extend(totals(send, n).chain(totals(receive, n)));
+            ends.extend(cells_end(send, n, unit * size).chain(cells_end(receive, n, unit * size)));
+            cut = cell * size;
+        }
         let own =
             Announced { header: Header::of(call), site: call.site, counts, block: Vec::new() };
         let (header, site) = (Header::nothing(), Site::default());
@@ -123,6 +130,8 @@ impl Outstanding {
             receive,
             source: call.blocks.source,
             target: call.blocks.target,
+            ends,
+            cell: cut,
             announced,
             silent: n - 1,
             given: Vec::with_capacity(n),
@@ -187,7 +196,7 @@ impl Outstanding {
     }
 
     pub(super) fn plan(&self) -> Plan<'_> {
-        let Announced { header, counts, .. } = &self.announced[self.me].0;
+        let Announced { header, .. } = &self.announced[self.me].0;
         Plan {
             header,
             n: self.announced.len(),
@@ -196,7 +205,8 @@ impl Outstanding {
             receive: self.receive,
             source: self.source,
             target: self.target,
-            counts,
+            ends: &self.ends,
+            cell: self.cell,
         }
     }
 

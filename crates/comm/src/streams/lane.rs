@@ -11,7 +11,7 @@ use crate::site::Site;
 pub(super) struct Announced {
     pub(super) header: Header,
     pub(super) site: Site,
-    /// For ragged calls: the counts sent to all members, then those received from them.
+    /// For ragged calls: how much is sent to each member, then how much is received.
     pub(super) counts: Vec<usize>,
     /// What it gives this rank, if that came before it could be stored.
     pub(super) block: Vec<u8>,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::region::Region;
+use super::region::{Cut, Region};
 use crate::blocks::{Strides, part};
 use crate::call::OpKind;
 use crate::header::Header;
@@ -23,8 +23,10 @@ pub(super) struct Plan<'a> {
     pub(super) receive: *mut u8,
     pub(super) source: Strides,
     pub(super) target: Strides,
-    /// For ragged calls: the counts sent to all members, then those received from them.
-    pub(super) counts: &'a [usize],
+    /// For ragged calls: the bytes to the end of every cell, of what is sent to all members, then of what is received
+    /// from them; and the bytes of a cell.
+    pub(super) ends: &'a [usize],
+    pub(super) cell: usize,
 }
 
 impl Plan<'_> {
@@ -33,7 +35,7 @@ impl Plan<'_> {
         let (me, root) = (self.me, self.header.to as usize);
         let block = match self.header.kind {
             OpKind::AllReduce => return Some(self.part(self.send.cast_mut(), member)),
-            OpKind::AllToAllRagged => return Some(self.rows(true, member)),
+            OpKind::AllToAllRagged => return Some(self.cells(true, member)),
             OpKind::AllGather => 0,
             OpKind::AllToAll | OpKind::ReduceScatter => member,
             OpKind::Broadcast if me == root => 0,
@@ -51,7 +53,7 @@ impl Plan<'_> {
     pub(super) fn taken(&self, member: usize) -> Option<Region> {
         let (me, root, from) = (self.me, self.header.to as usize, self.header.from as usize);
         let block = match self.header.kind {
-            OpKind::AllToAllRagged => return Some(self.rows(false, member)),
+            OpKind::AllToAllRagged => return Some(self.cells(false, member)),
             OpKind::AllGather | OpKind::AllToAll => member,
             OpKind::Gather if me == root => member,
             OpKind::Broadcast | OpKind::Scatter if member == root => 0,
@@ -156,13 +158,16 @@ impl Plan<'_> {
         Region::flat(base.wrapping_add(part.start * self.size()), part.len() * self.size())
     }
 
-    /// The rows of a ragged call that go to a member, or come from it.
-    fn rows(&self, gives: bool, member: usize) -> Region {
-        let (given, taken) = self.counts.split_at(self.n);
-        let (counts, base) =
-            if gives { (given, self.send.cast_mut()) } else { (taken, self.receive) };
-        let unit = self.header.shape[2] * self.size();
-        let before: usize = counts[..member].iter().sum();
-        Region::flat(base.wrapping_add(before * unit), counts[member] * unit)
+    /// The block of a ragged call that goes to a member, or comes from it.
+    fn cells(&self, gives: bool, member: usize) -> Region {
+        let cells = self.ends.len() / (2 * self.n);
+        let (first, base, strides) = match gives {
+            true => (0, self.send.cast_mut(), self.source),
+            false => (self.ends.len() / 2, self.receive, self.target),
+        };
+        let ends = self.ends[first + member * cells..].as_ptr();
+        let place = Place::of(base, strides, member, self.size());
+        let cut = (cells > 0).then_some(Cut { ends, cells, cell: self.cell });
+        Region { place, shape: if cells > 0 { self.block() } else { [0; 3] }, cut }
     }
 }

@@ -210,13 +210,15 @@ impl Endpoint {
             (plan.given(plan.me), plan.taken(plan.me), plan.reduces())
         {
             let [outer, rows, len] = plan.header.shape;
-            let shape = match plan.header.kind {
-                OpKind::AllToAllRagged => [1, 1, from.bytes()],
-                _ => [outer, rows, len * plan.header.dtype.size()],
-            };
+            let shape = [outer, rows, len * plan.header.dtype.size()];
             // SAFETY: by the rules of `start` both blocks are this call's, and they do not overlap
-            // unless they are the same.
-            unsafe { kernel::copy(shape, from.place, to.place, &mut Meter::default()) };
+            // unless they are the same, which those of a ragged call are not.
+            unsafe {
+                match plan.header.kind {
+                    OpKind::AllToAllRagged => from.copy_to(&to),
+                    _ => kernel::copy(shape, from.place, to.place, &mut Meter::default()),
+                }
+            }
         }
         let (n, me, kind) = (plan.n, plan.me, plan.header.kind);
         let planted = self.planted(kind);

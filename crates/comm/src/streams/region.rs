@@ -15,22 +15,54 @@ pub(super) struct Region {
     pub(super) place: Place,
     /// `outer`, `rows` and bytes of a row.
     pub(super) shape: [usize; 3],
+    /// If only the first bytes of its cells count.
+    pub(super) cut: Option<Cut>,
+}
+
+/// Cells of a block that are filled in part.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// For each cell, how many bytes the block has to its end; the list belongs to the call, as memory does.
+    pub(super) ends: *const usize,
+    /// How many cells there are.
+    pub(super) cells: usize,
+    /// Bytes of a cell that is full.
+    pub(super) cell: usize,
+}
+
+impl Cut {
+    fn ends(&self) -> &[usize] {
+        // SAFETY: the call outlives the regions of its blocks, and does not change its list.
+        unsafe { std::slice::from_raw_parts(self.ends, self.cells) }
+    }
+
+    /// The cell in which byte `at` lies, and the first byte of it and behind it.
+    fn find(&self, at: usize) -> (usize, [usize; 2]) {
+        let ends = self.ends();
+        let cell = ends.partition_point(|&end| end <= at);
+        (cell, [if cell == 0 { 0 } else { ends[cell - 1] }, ends[cell]])
+    }
 }
 
 impl Region {
     pub(super) fn new(place: Place, shape: [usize; 3]) -> Self {
         let dense = place.is_dense(shape);
         let shape = if dense { [1, 1, shape.iter().product()] } else { shape };
-        Self { place, shape }
+        Self { place, shape, cut: None }
     }
 
     /// Contiguous bytes.
     pub(super) fn flat(base: *mut u8, bytes: usize) -> Self {
-        Self { place: Place { base, outer: 0, row: 0, foreign: false }, shape: [1, 1, bytes] }
+        Self {
+            place: Place { base, outer: 0, row: 0, foreign: false },
+            shape: [1, 1, bytes],
+            cut: None,
+        }
     }
 
     /// Takes in a contiguous block that lies right behind this one; says whether it does.
     pub(super) fn grow(&mut self, next: &Region) -> bool {
+        let (None, None) = (self.cut, next.cut) else { return false };
         let ([1, 1, own], [1, 1, more]) = (self.shape, next.shape) else { return false };
         let follows = self.place.base.wrapping_add(own) == next.place.base;
         self.shape[2] += if follows { more } else { 0 };
@@ -39,12 +71,35 @@ impl Region {
 
     /// How many bytes there are.
     pub(super) fn bytes(&self) -> usize {
-        self.shape.iter().product()
+        match self.cut {
+            None => self.shape.iter().product(),
+            Some(cut) => cut.ends().last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Copies the bytes to where those of another block of as many lie.
+    ///
+    /// # Safety
+    /// Both blocks are this thread's, and do not overlap.
+    pub(super) unsafe fn copy_to(&self, to: &Region) {
+        let mut at = 0;
+        while at < self.bytes() {
+            let ((from, len), (into, room)) = (self.run(at), to.run(at));
+            let now = len.min(room);
+            // SAFETY: both runs lie inside their blocks, which the caller guarantees.
+            unsafe { std::ptr::copy_nonoverlapping(from, into, now) };
+            at += now;
+        }
     }
 
     /// The contiguous run that begins at byte `at`, and its length.
     fn run(&self, at: usize) -> (*mut u8, usize) {
         let [_, rows, len] = self.shape;
+        if let Some(cut) = self.cut {
+            let ((cell, [start, end]), cells) = (cut.find(at), len / cut.cell);
+            let (row, column) = (cell / cells, cell % cells * cut.cell + at - start);
+            return (self.place.at(row / rows, row % rows).wrapping_add(column), end - at);
+        }
         let (row, column) = (at / len, at % len);
         (self.place.at(row / rows, row % rows).wrapping_add(column), len - column)
     }
@@ -129,6 +184,23 @@ mod tests {
         // SAFETY: as above.
         unsafe { region.put(5, &[70, 130]) };
         assert_eq!((memory[7], memory[13]), (70, 130));
+    }
+
+    /// Three cells of four bytes in two rows, of which 3, 0, 1 and 4 bytes count.
+    #[test]
+    fn only_the_front_of_cells_counts() {
+        let mut memory: Vec<u8> = (0..24).collect();
+        let (base, ends) = (memory.as_mut_ptr(), [3, 3, 4, 8]);
+        let place = Place { base, outer: 0, row: 12, foreign: false };
+        let cut = Some(Cut { ends: ends.as_ptr(), cells: 4, cell: 4 });
+        let region = Region { place, shape: [1, 2, 8], cut };
+        let mut packed = Vec::new();
+        // SAFETY: the cells lie in the memory, which nobody else touches.
+        let seen = unsafe { region.next(0, 99, &mut packed) }.to_vec();
+        assert_eq!((region.bytes(), seen), (8, vec![0, 1, 2, 12, 16, 17, 18, 19]));
+        // SAFETY: as above.
+        unsafe { region.put(2, &[70, 71, 72]) };
+        assert_eq!((memory[2], memory[12], memory[16], memory[3]), (70, 71, 72, 3));
     }
 
     /// Long rows go from where they lie, one at a time; what is left of one may be short.

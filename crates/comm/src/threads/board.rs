@@ -21,6 +21,7 @@ use crate::error::{CommError, Side};
 use crate::group::Group;
 use crate::header::Header;
 use crate::matching::{Called, GroupCall};
+use crate::ragged::totals;
 use crate::site::Site;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -113,10 +114,10 @@ impl Board {
         // has room for two counts for each member, and for a note.
         unsafe {
             (*slot.posting.get()).write(posting);
-            if let CollectiveOp::AllToAllRagged { send, receive } = op {
-                let counts = self.counts(me, sequence);
-                counts.copy_from_nonoverlapping(send.as_ptr(), self.len());
-                counts.add(self.len()).copy_from_nonoverlapping(receive.as_ptr(), self.len());
+            if let CollectiveOp::AllToAllRagged { send, receive, .. } = op {
+                let (counts, n) = (self.counts(me, sequence), self.len());
+                let both = totals(send, n).chain(totals(receive, n)).enumerate();
+                both.for_each(|(at, total)| counts.add(at).write(total));
             }
             if let Some(note) = note {
                 self.note_at(me, sequence).write(*note);
@@ -151,7 +152,7 @@ impl Board {
         posting.header.side(&self.group, member, self.site(member, posting.site))
     }
 
-    /// The counts that a member sends to and receives from all members.
+    /// How much a member sends to all members and receives from them.
     ///
     /// # Safety
     /// As for `posting`; and the posting is of a ragged call.

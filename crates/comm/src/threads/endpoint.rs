@@ -254,10 +254,11 @@ impl Endpoint {
             watch.began(call.op.kind(), &local.board.name, sequence, call.site);
         }
         self.shared.wake_members(&local.board, local.me);
-        let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
-        let ends = self.unused.pop().unwrap_or_default();
-        let call =
-            Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged, ends };
+        // A list that an earlier call has had is used again, so that no call allocates.
+        let used = self.free.last().map(|&last| &mut self.calls[last as usize].cells);
+        let cells = used.map(std::mem::take).unwrap_or_default().refilled(call.op);
+        let lists = (cells, self.unused.pop().unwrap_or_default());
+        let call = Outstanding::posted(call, (group, sequence), posting, is_staged, lists);
         let index = self.store(call);
         if let (true, Some(staging)) = (is_staged, &mut self.staging) {
             staging.began(index as usize);

@@ -12,6 +12,7 @@ use crate::call::{OpKind, ReduceOp};
 use crate::device::{Combining, DeviceMover, Reached, StridedRows};
 use crate::header::NOBODY;
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
+use crate::ragged::{Cells, Run};
 
 /// From this size on, results are written with streaming stores. Smaller results are soon read from
 /// a cache, and streamed ones would have to come back from memory.
@@ -35,6 +36,8 @@ pub(super) struct Movement<'a> {
     pub(super) sequence: u64,
     pub(super) own: &'a Posting,
     pub(super) target: Strides,
+    /// Of a ragged call: what is received.
+    pub(super) cells: &'a Cells,
     pub(super) scratch: &'a mut Scratch,
     /// Whether every member runs on its own core.
     pub(super) stream: bool,
@@ -192,19 +195,19 @@ impl Movement<'_> {
     /// # Safety
     /// As for [`Movement::run`].
     unsafe fn copy_ragged(&mut self) {
-        let (n, me, unit) = (self.board.len(), self.me, self.own.header.shape[2] * self.size());
+        let (n, me, size) = (self.board.len(), self.me, self.size());
+        let (shape, cells) = (self.own.header.shape, self.cells);
         for member in (1..=n).map(|step| (me + step) % n) {
-            // SAFETY: the caller guarantees all postings; counts agree and lie inside the buffers.
-            unsafe {
-                let (gives, _) = self.board.ragged(member, self.sequence);
-                let (_, takes) = self.board.ragged(self.me, self.sequence);
-                let before = |counts: &[usize], i: usize| counts[..i].iter().sum::<usize>() * unit;
-                let (skipped, bytes) = (before(gives, self.me), takes[member] * unit);
-                let to = self.board.at(self.own.receive).wrapping_add(before(takes, member));
-                let from = self.buffers(member)[0].wrapping_add(skipped);
-                let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
-                let to = Place { base: to, outer: 0, row: 0, foreign: false };
-                self.move_rows([1, 1, bytes], from, to);
+            // SAFETY: the caller guarantees the posting.
+            let (from, to) = (unsafe { self.source(member, me) }, self.target(member));
+            for Run { outer, row, column, len } in cells.runs(shape, member, n) {
+                let at = |place: Place| {
+                    let base = place.at(outer, row).wrapping_add(column * size);
+                    Place { base, outer: 0, row: 0, foreign: place.foreign }
+                };
+                // SAFETY: the caller guarantees both blocks, in which the run lies: no cell has more units than
+                // fit into it.
+                unsafe { self.move_rows([1, 1, len * size], at(from), at(to)) };
             }
         }
     }

@@ -10,10 +10,11 @@ use super::board::Posting;
 use super::endpoint::{Endpoint, Local};
 use super::movement::Movement;
 use crate::blocks::Strides;
-use crate::call::OpKind;
+use crate::call::{Call, OpKind};
 use crate::device::{DeviceMover, Reached};
 use crate::error::CommError;
 use crate::kernel::Meter;
+use crate::ragged::Cells;
 use crate::site::Site;
 
 /// From this block size on, a move is timed.
@@ -29,11 +30,27 @@ pub(super) struct Outstanding {
     pub(super) seen: usize,
     pub(super) posting: Posting,
     pub(super) target: Strides,
+    /// Of a ragged call: what is received.
+    pub(super) cells: Cells,
     pub(super) tag: u32,
     /// Whether others read and write copies of its buffers.
     pub(super) is_staged: bool,
     /// On a device: the marks at which others have ended their parts, as far as they touch this rank's memory.
     pub(super) ends: Vec<u64>,
+}
+
+impl Outstanding {
+    /// A call that was posted under a number of its group, with lists that it takes.
+    pub(super) fn posted(
+        call: &Call<'_>,
+        (group, sequence): (usize, u64),
+        posting: Posting,
+        is_staged: bool,
+        (cells, ends): (Cells, Vec<u64>),
+    ) -> Self {
+        let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
+        Self { group, sequence, stage, seen: 0, posting, target, cells, tag, is_staged, ends }
+    }
 }
 
 /// What a call waits for.
@@ -228,6 +245,7 @@ impl Endpoint {
             sequence: call.sequence,
             own: &call.posting,
             target: call.target,
+            cells: &call.cells,
             scratch: &mut self.scratch,
             stream: self.shared.spin,
             meter: Meter::default(),

@@ -14,7 +14,7 @@ use super::options::ArenaLife;
 use super::room::Room;
 use super::wall::Wall;
 use crate::blocks::{Blocks, Strides};
-use crate::call::{Call, CollectiveOp};
+use crate::call::{Call, OpKind};
 use crate::error::CommError;
 use crate::kernel::{self, Meter, Place};
 use crate::sync::Ordering;
@@ -120,15 +120,17 @@ impl Staging {
             if needed[0] > 0 { at[0].cast_const() } else { send },
             if needed[1] > 0 { at[1] } else { receive },
         );
-        let source = Copied::of(call, call.blocks.source, gives, given);
-        let target = Copied::of(call, call.blocks.target, takes, got);
-        // SAFETY: the caller guarantees the blocks, the parts are as large as their span, and only
-        // what the result is added to is copied of the target.
+        let source = Copied::of(call, call.blocks.source, gives);
+        let target = Copied::of(call, call.blocks.target, takes);
+        // What is there stays there, or is added to.
+        let keeps = call.accumulate || call.op.kind() == OpKind::AllToAllRagged;
+        // SAFETY: the caller guarantees the blocks, the parts are as large as their span, and of the target only what
+        // the result keeps is copied.
         unsafe {
             if needed[0] > 0 {
                 source.between(send, at[0]).run();
             }
-            if needed[1] > 0 && call.accumulate {
+            if needed[1] > 0 && keeps {
                 target.between(receive, received).run();
             }
         }
@@ -267,14 +269,10 @@ impl Drop for Lent {
 
 impl Copied {
     /// Blocks of a call, this many or as many as there are elements, between buffers that follow.
-    fn of(call: &Call<'_>, strides: Strides, blocks: usize, elements: usize) -> Self {
+    fn of(call: &Call<'_>, strides: Strides, blocks: usize) -> Self {
         let size = call.dtype.size();
         let Blocks { outer, rows, len, .. } = call.blocks;
-        let (blocks, shape) = match call.op {
-            // Its blocks differ in size, but lie one after another.
-            CollectiveOp::AllToAllRagged { .. } => (1, [1, 1, elements * size]),
-            _ => (blocks, [outer, rows, len * size]),
-        };
+        let shape = [outer, rows, len * size];
         let (from, to) = (std::ptr::null(), std::ptr::null_mut());
         Self { from, to, blocks, shape, strides, size }
     }

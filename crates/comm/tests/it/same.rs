@@ -105,18 +105,27 @@ fn typed_call<T: Value>(
     let reduction = [ReduceOp::Sum, ReduceOp::Max][dice.below(2)];
     let (root, shift, mut blocks) = (dice.below(n), dice.below(n), dice.blocks());
     let accumulate = dice.below(2) == 1;
-    let rows: Vec<usize> = (0..n * n).map(|_| dice.below(5)).collect();
+    let rows: Vec<usize> = (0..n * n).map(|_| dice.below(1000)).collect();
+    let rows = &rows;
     // Large enough for blocks to go in several pieces, now and then.
     blocks.len *= if dice.below(50) == 0 { 300 } else { 1 };
     let Some(me) = ranks.iter().position(|&rank| rank == endpoint.rank()) else { return Ok(None) };
-    let gives: Vec<usize> = (0..n).map(|to| rows[me * n + to]).collect();
-    let takes: Vec<usize> = (0..n).map(|from| rows[from * n + me]).collect();
+    let cell = blocks.len.max(1);
+    // How many elements of each row of a block go from one member to another.
+    let some = |from: usize, to: usize| {
+        let row = move |row: usize| (rows[from * n + to] + row) % (blocks.len + 1);
+        (0..blocks.outer * blocks.rows * blocks.len.min(1)).map(row)
+    };
+    let gives: Vec<usize> = (0..n).flat_map(|to| some(me, to)).collect();
+    let takes: Vec<usize> = (0..n).flat_map(|from| some(from, me)).collect();
     let op = match kind {
         OpKind::AllReduce => CollectiveOp::AllReduce(reduction),
         OpKind::AllGather => CollectiveOp::AllGather,
         OpKind::ReduceScatter => CollectiveOp::ReduceScatter(reduction),
         OpKind::AllToAll => CollectiveOp::AllToAll,
-        OpKind::AllToAllRagged => CollectiveOp::AllToAllRagged { send: &gives, receive: &takes },
+        OpKind::AllToAllRagged => {
+            CollectiveOp::AllToAllRagged { cell, unit: 1, send: &gives, receive: &takes }
+        }
         OpKind::Broadcast => CollectiveOp::Broadcast { root },
         OpKind::Reduce => CollectiveOp::Reduce { root, reduction },
         OpKind::Gather => CollectiveOp::Gather { root },
@@ -132,7 +141,7 @@ fn typed_call<T: Value>(
         OpKind::Barrier => CollectiveOp::Barrier,
     };
     // Rows that became longer than their strides, and all_reduce, lie densely.
-    let dense = blocks.len > 90 || kind == OpKind::AllReduce;
+    let dense = blocks.len > 90 && kind != OpKind::AllToAllRagged || kind == OpKind::AllReduce;
     let blocks = if dense { Blocks::contiguous(blocks.count()) } else { blocks };
     let group = endpoint.group(&Group::new(ranks)?)?;
     let mut call = Call::new(group, op, T::DTYPE, blocks).tagged(number as u32 % 3);

@@ -31,6 +31,8 @@ mod launch;
 #[path = "../../src/matching.rs"]
 mod matching;
 mod pipe;
+#[path = "../../src/ragged.rs"]
+mod ragged;
 #[path = "../../src/sanity.rs"]
 mod sanity;
 mod schedules;

@@ -57,6 +57,16 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
             }
             return Ok(tasks);
         }
+        PlannedCollective::Rows(rows) => {
+            let calls = op.plan(|endpoint, at| {
+                endpoint.calls(at, collective, &rows.axes, rows.op(), rows.blocks)
+            });
+            let transfer = Transfer::of(calls?, x, out).of_rows(rows, op.input(1));
+            match collective.start {
+                false => task(transfer),
+                true => task(Start { transfer, handle: op.instr.outputs[0].index() }),
+            }
+        }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = op.plan(|endpoint, at| endpoint.calls(at, collective, &axes, kind, blocks));
             let transfer = Transfer::of(calls?, x, out);

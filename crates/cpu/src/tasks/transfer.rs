@@ -3,9 +3,12 @@
 //! The first worker, which is the thread that launched the program, communicates for its rank; the
 //! others meet it at the barriers that the accesses here ask for.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use phalanx_comm::{Call, CallSite, CommError, Communicator, CountedEndpoint, Handle, PlacedCall};
+use phalanx_comm::{
+    Call, CallSite, CommError, Communicator, CountedEndpoint, FilledRows, Handle, PlacedCall,
+    PlannedRows,
+};
 use phalanx_engine::{EngineError, PartKind};
 
 use super::{Access, Context, Operation, Share, Task, Var};
@@ -35,26 +38,44 @@ pub(crate) struct Transfer {
     calls: Vec<PlacedCall>,
     source: Var,
     target: Var,
+    /// If only some rows of what lies there travel.
+    rows: Option<Rows>,
     /// Where its handles are kept while it runs as one task.
     outstanding: Outstanding,
+}
+
+/// The rows that travel, as many as a value of the step says.
+struct Rows {
+    planned: PlannedRows,
+    counts: Var,
+    lists: Mutex<FilledRows>,
 }
 
 /// Calls that were started and not yet waited for.
 pub(crate) type Outstanding = Mutex<Vec<Handle>>;
 
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn keep(outstanding: &Outstanding, handle: Handle) {
-    outstanding.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    lock(outstanding).push(handle);
 }
 
 fn wait_for(outstanding: &Outstanding, comm: &mut dyn Communicator) -> Result<(), CommError> {
-    let mut outstanding = outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-    outstanding.drain(..).try_for_each(|handle| comm.wait(handle))
+    lock(outstanding).drain(..).try_for_each(|handle| comm.wait(handle))
 }
 
 impl Transfer {
     /// Calls that move elements between two buffers, or one buffer and other ranks.
     pub(super) fn of(calls: Vec<PlacedCall>, source: Var, target: Var) -> Self {
-        Self { calls, source, target, outstanding: Outstanding::default() }
+        Self { calls, source, target, rows: None, outstanding: Outstanding::default() }
+    }
+
+    /// The same calls, of as many rows as there are.
+    pub(super) fn of_rows(self, planned: PlannedRows, counts: Var) -> Self {
+        let lists = Mutex::new(planned.lists());
+        Self { rows: Some(Rows { planned, counts, lists }), ..self }
     }
 
     /// Starts every call, and stores the handles to wait for.
@@ -68,8 +89,14 @@ impl Transfer {
         mut started: impl FnMut(Handle),
     ) -> Result<(), CommError> {
         let (source, target) = (cx.ptr::<u8>(&self.source), cx.ptr::<u8>(&self.target));
+        let mut lists = self.rows.as_ref().map(|rows| (rows, lock(&rows.lists)));
+        if let Some((rows, lists)) = &mut lists {
+            // SAFETY: the task declared that it reads the counts, and that it writes the target.
+            unsafe { rows.find(cx, lists, target, self.target.dtype.size()) };
+        }
         for (first, call) in &self.calls {
-            let call = Call { accumulate: cx.adds(&self.target), ..*call };
+            let op = lists.as_ref().map_or(call.op, |(_, lists)| lists.of(call.op));
+            let call = Call { accumulate: cx.adds(&self.target), op, ..*call };
             let offset = first * call.dtype.size();
             // SAFETY: the planner gave both sides their memory, aligned, of the size that the blocks
             // span, in which the columns lie; the rest is the caller's promise.
@@ -83,7 +110,27 @@ impl Transfer {
             return vec![];
         }
         let target = &self.target;
-        vec![self.source.reads_all(), target.writes(0..target.elements())]
+        let counts = self.rows.as_ref().map(|rows| rows.counts.reads_all());
+        let both = [self.source.reads_all(), target.writes(0..target.elements())];
+        both.into_iter().chain(counts).collect()
+    }
+}
+
+impl Rows {
+    /// Finds out how many rows travel, and writes zeros where none will come.
+    ///
+    /// # Safety
+    /// The counts may be read; `target` has as many elements of `size` bytes as regions, for this thread.
+    unsafe fn find(&self, cx: &Context<'_>, lists: &mut FilledRows, target: *mut u8, size: usize) {
+        // SAFETY: the caller's promise.
+        let counts = unsafe {
+            std::slice::from_raw_parts(cx.ptr::<i32>(&self.counts), self.counts.elements())
+        };
+        self.planned.fill(counts, lists);
+        for behind in self.planned.behind(lists) {
+            // SAFETY: the elements lie in a region of the target.
+            unsafe { target.add(behind.start * size).write_bytes(0, behind.len() * size) };
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod ops;
 mod partitioned;
 mod planted;
 mod ranks;
+mod rows;
 mod segments;
 mod shared_gradient;
 mod sources;

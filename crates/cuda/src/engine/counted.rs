@@ -14,6 +14,11 @@ impl Counters for CudaEngine {
         self.endpoint.as_ref().map(CountedEndpoint::moved).unwrap_or_default()
     }
 
+    /// The host issues transfers, and does not know the counts of a step.
+    fn moves_rows(&self) -> bool {
+        false
+    }
+
     /// Not measured: products run while the host issues what follows.
     fn products(&mut self) -> Duration {
         Duration::ZERO

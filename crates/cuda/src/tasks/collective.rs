@@ -7,7 +7,7 @@
 use phalanx_call::{Message, Slot};
 use phalanx_comm::{
     Blocks, CallSite, CollectiveOp, CommError, CountedEndpoint, OpKind, PlacedCall,
-    PlannedCollective,
+    PlannedCollective, PlannedRows,
 };
 use phalanx_engine::{EngineError, Way};
 use phalanx_ir::Exchange;
@@ -97,15 +97,25 @@ pub(super) fn compile(
             }
             tasks
         }
+        // The host does not know the counts, so regions travel whole: what lies behind the rows is zero on both sides.
+        PlannedCollective::Rows(PlannedRows { axes, blocks, .. }) => {
+            let kind = CollectiveOp::AllToAll;
+            let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
+            started(op, collective, Transfer::of(calls, &x, &out))
+        }
         PlannedCollective::Calls { axes, op: kind, blocks } => {
             let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
-            let transfer = Transfer::of(calls, &x, &out);
-            match collective.start {
-                false => vec![Task::Transfer(transfer)],
-                true => vec![Task::Start(transfer, op.instr.outputs[0].index())],
-            }
+            started(op, collective, Transfer::of(calls, &x, &out))
         }
     })
+}
+
+/// A transfer that ends here, or that is only started.
+fn started(op: &Operation<'_>, collective: &Collective, transfer: Transfer) -> Tasks {
+    match collective.start {
+        false => vec![Task::Transfer(transfer)],
+        true => vec![Task::Start(transfer, op.instr.outputs[0].index())],
+    }
 }
 
 /// What a block is put into, where it does not lie there yet.

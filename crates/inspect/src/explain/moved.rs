@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use phalanx_call::traffic::{names, of_instr};
-use phalanx_ir::{Op, Program, text};
-use phalanx_script::{Moved, Route};
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Instr, Op, Program, text};
+use phalanx_script::traffic::row_bytes;
+use phalanx_script::{Moved, Route, RowBytes, Script};
 use serde_json::{Value, json};
 
 use phalanx_error::bytes;
@@ -20,11 +22,32 @@ pub(super) fn program_text(program: &Program, rank: usize) -> String {
         let parts: Vec<String> = (moved.iter())
             .map(|(route, moved)| match &instr.op {
                 // The line already has its name and its axes.
+                Op::Collective(_) if counts_rows(instr) => {
+                    amount(*moved).replacen("moves", "moves at most", 1)
+                }
                 Op::Collective(_) => amount(*moved),
                 _ => line(route, *moved),
             })
             .collect();
         (!parts.is_empty()).then(|| parts.join(", "))
+    })
+}
+
+/// Whether only the rows travel that a step has.
+fn counts_rows(instr: &Instr) -> bool {
+    let Op::Collective(collective) = &instr.op else { return false };
+    matches!(collective.kind, CollectiveKind::AllToAll { .. }) && instr.inputs.len() > 1
+}
+
+/// What rows of experts travel in a step, in a line; empty if none do.
+pub(super) fn about_rows(script: &Script) -> String {
+    row_bytes(script).map_or_else(String::new, |RowBytes { even, bound }| {
+        format!(
+            "# rows of experts that rank {} receives in a step: {} if choices are even, at most {}\n",
+            script.rank,
+            bytes(even),
+            bytes(bound)
+        )
     })
 }
 

@@ -4,14 +4,21 @@
 //! experts are nearly equally likely may take the other one, and tokens after it other places. In f64 this must
 //! not happen.
 
+use std::collections::BTreeMap;
+
 use phalanx_error::Result;
 use phalanx_ir::{Op, Program, Role};
 use phalanx_models::port;
 use phalanx_session::{Models, Session};
 
+/// For each instance and micro-batch of a step how many rows each region had, in their order.
+pub(super) type StepRows = BTreeMap<(usize, usize), Vec<u64>>;
+
 /// The instances of a model that send tokens to experts.
 pub(super) struct Routing {
     instances: Vec<usize>,
+    /// Those that count the rows which travel.
+    counted: Vec<usize>,
     microbatches: usize,
     /// Tokens that went elsewhere, over all layers, micro-batches and steps.
     pub(super) flips: usize,
@@ -24,9 +31,26 @@ impl Routing {
             *model = model.map_segments(with_slots);
         }
         let exposing = &models.train;
-        let routes = |i: &usize| exposing.program(*i).output_named(port::SLOT).is_some();
-        let instances: Vec<usize> = (0..exposing.instances().len()).filter(routes).collect();
-        (!instances.is_empty()).then_some(Self { instances, microbatches, flips: 0 })
+        let all = 0..exposing.instances().len();
+        let shows = |port: &'static str| {
+            all.clone().filter(move |i| exposing.program(*i).output_named(port).is_some())
+        };
+        let instances: Vec<usize> = shows(port::SLOT).collect();
+        let counted = shows(port::ROWS).collect();
+        (!instances.is_empty()).then_some(Self { instances, counted, microbatches, flips: 0 })
+    }
+
+    /// How many rows each region had in a step that both have taken: on one rank. Where tokens went elsewhere on many, as
+    /// they may in few digits, what these counted.
+    pub(super) fn rows(&self, shown: &mut Session) -> Result<StepRows> {
+        let mut rows = StepRows::new();
+        for &instance in &self.counted {
+            for microbatch in 0..self.microbatches {
+                let at = (instance, microbatch);
+                rows.insert(at, rows_of(shown, at)?);
+            }
+        }
+        Ok(rows)
     }
 
     /// Compares the slots of a step that both have taken.
@@ -44,17 +68,30 @@ impl Routing {
     }
 }
 
+/// How many rows each region of an instance had for a micro-batch of the last step.
+pub(super) fn rows_of(shown: &mut Session, at: (usize, usize)) -> Result<Vec<u64>> {
+    let (shape, counts) = shown.exposed_integers((port::ROWS, at.0, at.1))?;
+    let runs = shape.last().copied().unwrap_or(1).max(1);
+    let sum = |runs: &[i32]| runs.iter().map(|&n| u64::from(n.unsigned_abs())).sum();
+    Ok(counts.chunks(runs).map(sum).collect())
+}
+
 /// A segment that exposes the slots by which it sends tokens; where rows are packed, the experts that they are of: slots
 /// depend on the room.
 fn with_slots(segment: &Program) -> Program {
+    let bounded = segment.instrs().iter().any(|instr| matches!(instr.op, Op::GroupedMatmul(_)));
+    let mut exposing = segment.clone();
     let mut sends = segment.instrs().iter();
-    let slot = sends.find_map(|instr| match instr.op {
-        Op::Queue(_) => Some(instr.inputs[0]),
-        Op::Dispatch(_) => Some(instr.inputs[1]),
+    let shown = sends.find_map(|instr| match instr.op {
+        Op::Queue(_) => {
+            let slot = if bounded { instr.inputs[0] } else { instr.outputs[0] };
+            Some(vec![(port::SLOT, slot), (port::ROWS, instr.outputs[1])])
+        }
+        Op::Dispatch(_) => Some(vec![(port::SLOT, instr.inputs[1])]),
         _ => None,
     });
-    let mut exposing = segment.clone();
-    slot.into_iter().for_each(|slot| exposing.output(port::SLOT, Role::Probe, slot));
+    let shown = shown.into_iter().flatten();
+    shown.for_each(|(name, value)| exposing.output(name, Role::Probe, value));
     exposing
 }
 

@@ -36,7 +36,10 @@ pub enum CollectiveKind {
     },
     /// P → R: sums.
     AllReduce,
-    /// Moves the axes from the minor end of one dim to the minor end of another.
+    /// Moves the axes from the minor end of one dim to the minor end of another. Of regions of rows,
+    /// `[…, c, d]`, a second operand may say how many rows the runs of each have, `i32[…, runs]`: what
+    /// lies behind the last run is zero in operand and result, so it need not travel. Every rank knows the
+    /// counts of all regions that the axes take from one rank to another, so they are whole over these axes.
     AllToAll {
         /// The dim that becomes whole.
         from: usize,
@@ -234,11 +237,22 @@ impl Collective {
                 result.pending = self.start;
                 Ok(result)
             }
+            [ty, counts] if let CollectiveKind::AllToAll { from, to } = self.kind => {
+                let change = Change { collective: self, ty };
+                change.can_begin(mesh)?;
+                change.counted(counts, [from, to])?;
+                self.result(ty, mesh)
+            }
             _ => Err(IrError::operands(
                 self.name(),
                 format!("{} operands, which it does not take", operands.len()),
             )),
         }
+    }
+
+    /// Whether a second operand may say how many rows of each region travel.
+    fn counts_rows(&self) -> bool {
+        matches!(self.kind, CollectiveKind::AllToAll { .. })
     }
 
     /// Whether it can write a block of a second operand.
@@ -328,10 +342,10 @@ impl OpDef for Collective {
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        if !(ins.len() == 2 && self.completes()) {
+        if !(ins.len() == 2 && (self.completes() || self.counts_rows())) {
             super::arity(ins, 1)?;
         }
-        let like = ins[ins.len() - 1];
+        let like = if self.completes() { ins[ins.len() - 1] } else { ins[0] };
         Ok(vec![(like.dtype, like.shape.clone())])
     }
 

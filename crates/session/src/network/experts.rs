@@ -53,6 +53,7 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
         },
         z_loss: config.z_loss.get(),
         jitter: config.jitter.get(),
+        bias_zipf: config.router_bias_zipf.get(),
         eval_capacity: Some(places(config.eval_capacity)),
         dropout: config.expert_dropout.get(),
         late: spec.late,

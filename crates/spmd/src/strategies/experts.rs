@@ -44,9 +44,6 @@ pub struct ExpertParallel {
     pub exchange: ExpertExchange,
     /// The axis whose ranks have the same rows: the one of tensor parallelism.
     pub alike: String,
-    /// Room for packed rows in the exchanges of most steps, as a multiple of the even share; none: that of the types.
-    /// What is cheaper does not change with the bound of a step.
-    pub slack: Option<f64>,
 }
 
 /// How tokens meet their experts.
@@ -79,7 +76,7 @@ impl ExpertParallel {
     /// Over so many ranks of `dp`, by the exchange that moves less.
     pub fn over(ranks: usize) -> Self {
         let (axis, alike) = ("dp".to_owned(), "tp".to_owned());
-        Self { axis, ranks, exchange: ExpertExchange::default(), alike, slack: None }
+        Self { axis, ranks, exchange: ExpertExchange::default(), alike }
     }
 
     /// The parts of the axis that experts are distributed to, as samples are.
@@ -109,10 +106,9 @@ impl ExpertParallel {
             | ExpertExchange::Weights => false,
             ExpertExchange::AllGather => true,
             ExpertExchange::Cheapest => {
-                let packed = self.slack.filter(|_| !found.counts.is_empty());
-                let places = packed.map(|slack| slack * found.choices(program) as f64);
-                let places = places.unwrap_or(found.places(program) as f64);
-                places > (self.ranks * found.tokens(program)) as f64
+                // Only rows travel, at most as many as there are choices.
+                let rows = found.places(program).min(found.choices(program));
+                rows > self.ranks * found.tokens(program)
             }
         }
     }

@@ -51,7 +51,11 @@ impl Exchange<'_> {
                 let parts: Vec<Block> = (group.into_iter())
                     .map(|q| self.blocks[q].cut(to, n, place))
                     .collect::<Result<_, _>>()?;
-                Block::concat(parts.iter(), from)
+                let whole = Block::concat(parts.iter(), from);
+                match self.rest {
+                    None => whole,
+                    Some(counts) => filled(whole, counts[rank].cut(to, n, place)?),
+                }
             }
             CollectiveKind::Shard { dim } => {
                 let place = self.place(rank, c, Bug::ShardOrder);
@@ -178,4 +182,15 @@ impl Exchange<'_> {
         };
         (0..self.mesh.ranks()).find(fits).ok_or_else(|| format!("nobody holds it: {}", self.ty))
     }
+}
+
+/// Regions of which only the rows in front of the counts' end have come; counts are those of these regions.
+fn filled(mut regions: Block, counts: Block) -> Block {
+    let [.., rows, width] = regions.shape[..] else { return regions };
+    let runs = counts.shape.last().copied().unwrap_or(1).max(1);
+    let ends = counts.data.chunks(runs).map(|runs| runs.iter().sum::<f64>());
+    for (region, end) in regions.data.chunks_mut((rows * width).max(1)).zip(ends) {
+        region[(end.max(0.0) as usize).min(rows) * width..].fill(0.0);
+    }
+    regions
 }

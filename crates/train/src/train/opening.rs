@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use phalanx_config::{Config, DeviceKind};
 use phalanx_error::{Result, bytes};
-use phalanx_script::Category;
+use phalanx_script::traffic::row_bytes;
+use phalanx_script::{Category, RowBytes};
 use phalanx_session::network::describe_step;
 use phalanx_session::{again, host};
 
@@ -80,6 +81,12 @@ impl Run<'_> {
         let notes = self.loaded.notes.iter().chain(&alone).map(|note| format!("note   {note}"));
         let notes = notes.chain(products);
         let rooms = self.session.rooms().map(|rooms| format!("rooms  {}", rooms.describe()));
+        let rows = row_bytes(self.session.script()).map(|RowBytes { even, bound }| {
+            let (even, bound) = (bytes(even), bytes(bound));
+            format!(
+                "rows   of experts: rank 0 receives {even} in a step if choices are even, at most {bound}"
+            )
+        });
         let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
         let lines = [
             format!("config {}", self.loaded.origin()),
@@ -94,7 +101,7 @@ impl Run<'_> {
             ),
             format!("moves  {}", self.moves()),
         ];
-        let lines = lines.into_iter().chain(rooms).chain([format!("run    {dir}")]);
+        let lines = lines.into_iter().chain(rooms).chain(rows).chain([format!("run    {dir}")]);
         lines.chain(resumed).chain(notes).chain([String::new()]).collect()
     }
 

@@ -153,54 +153,77 @@ fn packed_rows_agree_with_one_rank_in_every_layout() {
     }
 }
 
-/// Four exchanges for each layer with experts, micro-batch and step, of experts · places rows for each
-/// group; what a rank keeps it does not send. Mixture has one such layer, a batch of 8 samples of 8
-/// tokens and width 16; 3 places for each of 4 experts; verify takes two steps in f64.
+/// Four exchanges for each layer with experts, micro-batch and step, of as many rows as there are: at most
+/// experts · places for each group; what a rank keeps it does not send. Mixture has one such layer, a batch of 8
+/// samples of 8 tokens and width 16; 3 places for each of 4 experts; verify takes two steps in f64.
 #[test]
 fn an_exchange_moves_what_the_formula_says() {
     let rows = |sets: &[&str]| -> Vec<CommRow> {
         let found = agrees(&format!("{sets:?}"), &mixture(sets), None);
         found.comm.into_iter().filter(|row| row.op == "all_to_all").collect()
     };
-    let bytes = (2 * 4) * (4 * 3) * 8 * 16 * 8;
-    let part = |axes: &[&str], count: u64, bytes: u64| CommRow {
-        op: "all_to_all",
-        axes: axes.iter().map(|axis| (*axis).to_owned()).collect(),
-        count,
-        bytes_predicted: bytes,
-        bytes_measured: bytes,
+    let bytes: u64 = (2 * 4) * (4 * 3) * 8 * 16 * 8;
+    // The axes and calls of each, its bytes, and those of full places.
+    let moved = |sets: &[&str], full: &[(&str, u64, u64)]| -> Vec<u64> {
+        let found = rows(sets);
+        let seen = found.iter().map(|row| (row.axes.join(","), row.count));
+        let told: Vec<(String, u64)> =
+            full.iter().map(|(axes, count, _)| ((*axes).to_owned(), *count)).collect();
+        assert_eq!(seen.collect::<Vec<_>>(), told, "{sets:?}");
+        for (row, (_, _, most)) in found.iter().zip(full) {
+            // Of 16 choices 12 have places, and few experts are left with an empty one.
+            assert!(row.bytes_measured <= *most, "{sets:?}: {row:?}, {most}");
+            assert!(row.bytes_measured * 2 > *most, "{sets:?}: {row:?}, {most}");
+            assert!(row.bytes_measured.is_multiple_of(4 * 16 * 8), "{sets:?}: {row:?}");
+        }
+        found.iter().map(|row| row.bytes_measured).collect()
     };
     let all = "parallel.expert_exchange=all-to-all";
-    assert_eq!(rows(&["parallel.dp=2", "parallel.ep=2", all]), [part(&["dp"], 8 * 2, bytes / 2)]);
-    assert_eq!(rows(&["parallel.dp=4", "parallel.ep=2", all]), [part(&["dp.1"], 8 * 4, bytes / 2)]);
-    assert_eq!(
-        rows(&["parallel.dp=4", "parallel.ep=4", all]),
-        [part(&["dp"], 8 * 4, bytes * 3 / 4)]
-    );
+    let two = moved(&["parallel.dp=2", "parallel.ep=2", all], &[("dp", 8 * 2, bytes / 2)]);
+    moved(&["parallel.dp=4", "parallel.ep=2", all], &[("dp.1", 8 * 4, bytes / 2)]);
+    moved(&["parallel.dp=4", "parallel.ep=4", all], &[("dp", 8 * 4, bytes * 3 / 4)]);
     // In two steps: half of everything each time, to one rank instead of to three.
     let steps = ["parallel.dp=4", "parallel.ep=4", "parallel.expert_exchange=hierarchical"];
-    assert_eq!(
-        rows(&steps),
-        [part(&["dp.0"], 8 * 4, bytes / 2), part(&["dp.1"], 8 * 4, bytes / 2)]
-    );
+    moved(&steps, &[("dp.0", 8 * 4, bytes / 2), ("dp.1", 8 * 4, bytes / 2)]);
     // Two ranks of tp have the same rows: both send all of them, or each a half.
     let twice = ["parallel.dp=2", "parallel.ep=2", "parallel.tp=2"];
-    assert_eq!(rows(&[&twice[..], &[all]].concat()), [part(&["dp"], 8 * 4, bytes)]);
-    let coordinated = "parallel.expert_exchange=coordinated";
-    assert_eq!(rows(&[&twice[..], &[coordinated]].concat()), [part(&["dp"], 8 * 4, bytes / 2)]);
+    let both = moved(&[&twice[..], &[all]].concat(), &[("dp", 8 * 4, bytes)]);
+    let coordinated = [&twice[..], &["parallel.expert_exchange=coordinated"]].concat();
+    let halves = moved(&coordinated, &[("dp", 8 * 4, bytes / 2)]);
+    assert_eq!((both, halves), (vec![2 * two[0]], two));
 }
 
-/// With 4 experts and 3 places for 8 tokens there are 1.5 rows for each token: two ranks exchange rows,
-/// and gather tokens only where there are more rows than ranks.
+/// What moves depends on how many rows there are, and not on the room for them.
+#[test]
+fn rows_that_are_not_there_do_not_travel() {
+    let ep = ["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=all-to-all"];
+    let bytes = |sets: &[&str]| -> u64 {
+        let found = agrees(&format!("{sets:?}"), &mixture(&[&ep, sets].concat()), None);
+        let rows = found.comm.iter().filter(|row| row.op == "all_to_all");
+        rows.map(|row| row.bytes_measured).sum()
+    };
+    // With a place for every token at every expert there are twice as many places as choices.
+    let all = bytes(&["model.capacity=2"]);
+    assert!(all <= 2 * 4 * (8 * 8 * 2) * 16 * 8, "{all}");
+    assert!(bytes(&["model.capacity=0.5"]) < all);
+    // The first of two ranks gets most rows, and each of its own stays.
+    for zipf in ["model.router_bias_zipf=1", "model.router_bias_zipf=4"] {
+        bytes(&["model.capacity=0", "parallel.expert_slack=0", zipf]);
+        bytes(&["model.capacity=1.25", zipf, "parallel.tp=2", "parallel.sp=true"]);
+    }
+}
+
+/// Two ranks exchange rows, and gather tokens only where there are more rows for each token than ranks.
 #[test]
 fn what_moves_less_is_chosen() {
-    let exchanged = |capacity: &str| {
-        let loaded = mixture(&["parallel.dp=2", "parallel.ep=2", capacity]);
-        let found = agrees(capacity, &loaded, None);
+    let exchanged = |own: &[&str]| {
+        let loaded = mixture(&[&["parallel.dp=2", "parallel.ep=2"], own].concat());
+        let found = agrees(&format!("{own:?}"), &loaded, None);
         found.comm.iter().any(|row| row.op == "all_to_all")
     };
-    assert!(exchanged("model.capacity=0.75"));
-    assert!(!exchanged("model.capacity=1.25"));
+    assert!(exchanged(&["model.capacity=0.5", "model.top_k=3"]));
+    assert!(exchanged(&["model.capacity=1.25", "model.top_k=2"]));
+    assert!(!exchanged(&["model.capacity=1.25", "model.top_k=3"]));
 }
 
 /// Every token goes to the same place as on one rank; a model without experts has no places.

@@ -38,6 +38,23 @@ fn an_extra_copy_is_seen_in_every_kind_of_collective() {
     }
 }
 
+/// Of rows that travel, the prediction is evaluated with the counts of one rank.
+#[test]
+fn an_extra_copy_is_seen_among_rows() {
+    for capacity in ["model.capacity=0", "model.capacity=1"] {
+        let own = ["model.experts=4", "model.expert_ffn=6", "parallel.dp=2", "parallel.ep=2"];
+        let loaded =
+            llama(&[&own[..], &["parallel.expert_exchange=all-to-all", capacity]].concat());
+        let planted_copy = Some(OpKind::AllToAllRagged);
+        let options = Options { planted_copy, ..Options::default() };
+        let found = verify_with(&loaded, 1, &*threads_with(options)).unwrap();
+        let differs =
+            |r: &&phalanx_inspect::verify::CommRow| r.bytes_predicted + 64 <= r.bytes_measured;
+        let rows = found.comm.iter().filter(|r| r.op == "all_to_all");
+        assert!(!found.ok && rows.filter(differs).count() == 1, "{found:#?}");
+    }
+}
+
 /// A stage that two groups hold: if one of them does not take part in a sum, its update would use half of a gradient, and
 /// the replicas would drift apart.
 #[test]

@@ -195,7 +195,7 @@ fn bytes_and_memory_follow_the_bound() {
     };
     let ((bounded, small), (worst, large)) =
         (of("parallel.expert_slack=1.25"), of("parallel.expert_slack=0"));
-    // In f64; counts of two experts for each part are exchanged too, 4 bytes each, once in a layer.
+    // At most, in f64; counts of two experts for each part are exchanged too, 4 bytes each, once in a layer.
     let bytes = |room: u64| 2 * (4 * (2 * room * 16 * 8) + 2 * 2 * 4) / 2;
     assert_eq!((bounded, worst), (vec![bytes(40), bytes(64)], vec![bytes(64)]));
     assert!(small < large, "{small} {large}");

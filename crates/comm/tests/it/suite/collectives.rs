@@ -1,5 +1,7 @@
 //! Every call, over every type, at every number of ranks, in groups of any order.
 
+use std::ops::Range;
+
 use half::bf16;
 use phalanx_ir::DType;
 
@@ -57,23 +59,38 @@ fn groups(transport: &mut dyn Transport) -> Result<(), String> {
 }
 
 fn ragged(transport: &mut dyn Transport) -> Result<(), String> {
-    // Rank i gives rank j this many rows of 3 elements; some give nothing.
-    let rows = |i: usize, j: usize| (3 * i + 5 * j) % 7;
-    for ranks in 1..=6 {
+    // Regions `[2·n, 3, room, width]` of rank i, whose first dim goes to the ranks and whose second comes together there:
+    // of region (j, g), this many rows of elements travel. Some are empty, some full.
+    let rows = |i: usize, j: usize, g: usize, room: usize| (3 * i + 5 * j + 2 * g) % (room + 1);
+    for (ranks, room, width) in [1, 2, 3, 6].map(|n| (n, 6, 3)).into_iter().chain([(3, 400, 64)]) {
         must_run(transport, ranks, &|endpoint| {
-            let me = endpoint.rank();
-            let given = |i: usize| (0..ranks).map(|j| rows(i, j)).collect::<Vec<usize>>();
-            let (send, receive) = (given(me), (0..ranks).map(|i| rows(i, me)).collect::<Vec<_>>());
-            let op = CollectiveOp::AllToAllRagged { send: &send, receive: &receive };
-            let call = Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(3));
-            let all = |i: usize| values::<f32>(i, 3 * given(i).iter().sum::<usize>());
-            let mut got = vec![0.0; 3 * receive.iter().sum::<usize>()];
-            endpoint.run(&call, &all(me), &mut got).map_err(|error| error.to_string())?;
-            let mut want = Vec::new();
-            for i in 0..ranks {
-                let start = 3 * (0..me).map(|j| rows(i, j)).sum::<usize>();
-                want.extend_from_slice(&all(i)[start..start + 3 * rows(i, me)]);
-            }
+            let (me, cell) = (endpoint.rank(), room * width);
+            let own = |i: usize, parts: Range<usize>| {
+                let parts = parts.flat_map(|j| (0..3).map(move |g| (j, g)));
+                parts.map(move |(j, g)| rows(i, j, g, room)).collect::<Vec<usize>>()
+            };
+            let send = own(me, 0..2 * ranks);
+            let receive: Vec<usize> = (0..ranks).flat_map(|i| own(i, 2 * me..2 * me + 2)).collect();
+            let (unit, send, receive) = (width, &send[..], &receive[..]);
+            let op = CollectiveOp::AllToAllRagged { cell, unit, send, receive };
+            let shape = [2 * ranks, 3, room, width];
+            let blocks = Blocks::all_to_all(ranks, &shape, 1, 0).ok_or("no blocks")?;
+            let call = Call::new(GroupId::WORLD, op, DType::F32, blocks);
+            // What lies behind the rows is not a number, and must not be seen.
+            let filled = |i: usize, j: usize, g: usize| {
+                let end = rows(i, j, g, room) * width;
+                let at = values::<f32>(100 * i + 10 * j + g, cell).into_iter().enumerate();
+                at.map(move |(at, value)| if at < end { value } else { f32::NAN })
+            };
+            let regions = (0..2 * ranks).flat_map(|j| (0..3).map(move |g| (j, g)));
+            let given: Vec<f32> = regions.flat_map(|(j, g)| filled(me, j, g)).collect();
+            let mut got = vec![-7.0; given.len()];
+            endpoint.run(&call, &given, &mut got).map_err(|error| error.to_string())?;
+            let from = (0..ranks).flat_map(|i| (0..3).map(move |g| (i, g)));
+            let mine = (2 * me..2 * me + 2).flat_map(|j| from.clone().map(move |(i, g)| (i, j, g)));
+            let want = mine.flat_map(|(i, j, g)| filled(i, j, g));
+            let want: Vec<f32> =
+                want.map(|value| if value.is_nan() { -7.0 } else { value }).collect();
             expect("ragged", &got, &want)
         })?;
     }

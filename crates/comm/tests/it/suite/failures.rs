@@ -46,7 +46,10 @@ fn must_contain(text: &str, words: &[&str]) -> Result<(), String> {
 fn mismatch(transport: &mut dyn Transport) -> Result<(), String> {
     let sum = || world(CollectiveOp::AllReduce(SUM), DType::F32, 8);
     let (few, more) = ([1, 1, 1], [1, 2, 1]);
-    let ragged = |send| world(CollectiveOp::AllToAllRagged { send, receive: &few }, DType::F32, 1);
+    let ragged = |send| {
+        let op = CollectiveOp::AllToAllRagged { cell: 2, unit: 1, send, receive: &few };
+        world(op, DType::F32, 2)
+    };
     let permute = |to, from| world(CollectiveOp::Permute { to, from }, DType::F32, 8);
     let broadcast = |root| world(CollectiveOp::Broadcast { root }, DType::F32, 8);
     type Pair<'a> = (Call<'a>, Call<'a>, [&'a str; 2]);
@@ -205,7 +208,11 @@ fn bad_calls(transport: &mut dyn Transport) -> Result<(), String> {
     let mut blocks = Blocks { rows: 4, len: 2, ..Blocks::contiguous(8) };
     (blocks.source.row, blocks.target.row) = (2, 4);
     let strided = Call::new(GroupId::WORLD, CollectiveOp::AllReduce(SUM), DType::F32, blocks);
-    let cases: [(Call<'_>, &str); 8] = [
+    let ragged = |cell, send| {
+        let op = CollectiveOp::AllToAllRagged { cell, unit: 1, send, receive: &[1, 1] };
+        world(op, DType::F32, 4)
+    };
+    let cases: [(Call<'_>, &str); 10] = [
         (
             world(CollectiveOp::Broadcast { root: 2 }, DType::F32, 8),
             "place 2 is not in a group of 2",
@@ -216,10 +223,9 @@ fn bad_calls(transport: &mut dyn Transport) -> Result<(), String> {
         (strided, "contiguous"),
         (world(CollectiveOp::AllGather, DType::F32, 2).tagged(u32::MAX), "tag 4294967295"),
         (world(CollectiveOp::AllGather, DType::F32, 9), "9"),
-        (
-            world(CollectiveOp::AllToAllRagged { send: &[1], receive: &[1, 1] }, DType::F32, 1),
-            "2 counts",
-        ),
+        (ragged(4, &[1]), "2 counts"),
+        (ragged(3, &[1, 1]), "rows of 4 elements in cells of 3"),
+        (ragged(4, &[1, 5]), "5 units of a cell that has room for 4"),
     ];
     for (call, words) in cases {
         must_run(transport, 2, &|endpoint| {

@@ -20,7 +20,12 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Every call, with `count` elements per block.
-fn calls<'a>(n: usize, me: usize, count: usize, counts: &'a [usize]) -> Vec<Call<'a>> {
+fn calls<'a>(
+    n: usize,
+    me: usize,
+    count: usize,
+    [send, receive]: [&'a [usize]; 2],
+) -> Vec<Call<'a>> {
     let reduction = ReduceOp::Sum;
     let ring = CollectiveOp::Permute { to: Some((me + 1) % n), from: Some((me + n - 1) % n) };
     let mut ops = vec![
@@ -28,7 +33,7 @@ fn calls<'a>(n: usize, me: usize, count: usize, counts: &'a [usize]) -> Vec<Call
         CollectiveOp::AllGather,
         CollectiveOp::ReduceScatter(reduction),
         CollectiveOp::AllToAll,
-        CollectiveOp::AllToAllRagged { send: counts, receive: counts },
+        CollectiveOp::AllToAllRagged { cell: count, unit: 1, send, receive },
         CollectiveOp::Broadcast { root: n - 1 },
         CollectiveOp::Reduce { root: n / 2, reduction },
         CollectiveOp::Gather { root: 0 },
@@ -59,8 +64,11 @@ fn compare(
     planted: Option<OpKind>,
 ) -> Result<(), String> {
     let me = endpoint.rank();
-    let counts = vec![2; n];
-    for call in calls(n, me, count, &counts) {
+    // Of a block of rank i for rank j, other parts than of the way back.
+    let units = |i: usize, j: usize| (7 * i + 3 * j) % (count + 1);
+    let send: Vec<usize> = (0..n).map(|j| units(me, j)).collect();
+    let receive: Vec<usize> = (0..n).map(|i| units(i, me)).collect();
+    for call in calls(n, me, count, [&send, &receive]) {
         let (send, mut receive) = (values::<f32>(me, 2 * n * count), vec![0f32; 2 * n * count]);
         endpoint.reset_traffic();
         let call = call.tagged(3);

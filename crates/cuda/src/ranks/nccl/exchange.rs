@@ -50,8 +50,8 @@ pub(super) struct Exchange {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Steps {
     pub(super) first: Exchange,
-    /// This rank's own block: from, to.
-    pub(super) own: Option<[Piece; 2]>,
+    /// This rank's own block, or the parts of it that stay: from, to.
+    pub(super) own: Vec<[Piece; 2]>,
     /// The pieces of all places, this one's own among them, are combined: own, to. Those of the others
     /// have the own one's shape, and come with the first exchange.
     pub(super) combined: Option<[Piece; 2]>,
@@ -92,42 +92,56 @@ impl Steps {
             CollectiveOp::AllGather => {
                 first.sends.extend(others().map(|j| (j, given(0))));
                 first.receives.extend(others().map(|j| (j, wanted(j))));
-                *own = Some([given(0), wanted(me)]);
+                own.push([given(0), wanted(me)]);
             }
             CollectiveOp::AllToAll => {
                 first.sends.extend(others().map(|j| (j, given(j))));
                 first.receives.extend(others().map(|j| (j, wanted(j))));
-                *own = Some([given(me), wanted(me)]);
+                own.push([given(me), wanted(me)]);
             }
-            CollectiveOp::AllToAllRagged { send, receive } => {
-                let at = |side, counts: &[usize], place: usize| {
-                    let start = counts[..place].iter().sum::<usize>() * blocks.len;
-                    run(side, start..start + counts[place] * blocks.len, size)
+            // Both sides list the cells of a block in the same order.
+            CollectiveOp::AllToAllRagged { cell, unit, send, receive } => {
+                let (row, each) = (blocks.len / cell, send.len() / n);
+                let filled = |side: Side, counts: &[usize], place: usize| -> Vec<Piece> {
+                    let whole = block(side, place);
+                    let piece = |(at, count): (usize, &usize)| {
+                        let (outer, at_row) = (at / row / blocks.rows, at / row % blocks.rows);
+                        let steps = outer * whole.strides[0] + at_row * whole.strides[1];
+                        let start = whole.start + steps + at % row * cell * size;
+                        let bytes = count * unit * size;
+                        Piece { start, shape: [1, 1, bytes], strides: [bytes; 2], ..whole }
+                    };
+                    let own = &counts[place * each..(place + 1) * each];
+                    own.iter().enumerate().map(piece).collect()
                 };
-                first.sends.extend(others().map(|j| (j, at(Side::Given, send, j))));
-                first.receives.extend(others().map(|j| (j, at(Side::Wanted, receive, j))));
-                *own = Some([at(Side::Given, send, me), at(Side::Wanted, receive, me)]);
+                let to = |j: usize, pieces: Vec<Piece>| pieces.into_iter().map(move |p| (j, p));
+                first.sends.extend(others().flat_map(|j| to(j, filled(Side::Given, send, j))));
+                first
+                    .receives
+                    .extend(others().flat_map(|j| to(j, filled(Side::Wanted, receive, j))));
+                let stays = filled(Side::Given, send, me).into_iter();
+                *own = stays.zip(filled(Side::Wanted, receive, me)).map(|(a, b)| [a, b]).collect();
             }
             CollectiveOp::Broadcast { root } if root == me => {
                 first.sends.extend(others().map(|j| (j, given(0))));
-                *own = Some([given(0), wanted(0)]);
+                own.push([given(0), wanted(0)]);
             }
             CollectiveOp::Scatter { root } if root == me => {
                 first.sends.extend(others().map(|j| (j, given(j))));
-                *own = Some([given(me), wanted(0)]);
+                own.push([given(me), wanted(0)]);
             }
             CollectiveOp::Broadcast { root } | CollectiveOp::Scatter { root } => {
                 first.receives.push((root, wanted(0)));
             }
             CollectiveOp::Gather { root } if root == me => {
                 first.receives.extend(others().map(|j| (j, wanted(j))));
-                *own = Some([given(0), wanted(me)]);
+                own.push([given(0), wanted(me)]);
             }
             CollectiveOp::Gather { root } => first.sends.push((root, given(0))),
             CollectiveOp::Permute { to, from } => {
                 first.sends.extend(to.filter(|&to| to != me).map(|to| (to, given(0))));
                 first.receives.extend(from.filter(|&from| from != me).map(|f| (f, wanted(0))));
-                *own = (from == Some(me)).then(|| [given(0), wanted(0)]);
+                own.extend((from == Some(me)).then(|| [given(0), wanted(0)]));
             }
             CollectiveOp::Send { .. } | CollectiveOp::Receive { .. } | CollectiveOp::Barrier => {
                 return None;
@@ -137,6 +151,7 @@ impl Steps {
             exchange.sends.retain(|(_, piece)| piece.bytes() > 0);
             exchange.receives.retain(|(_, piece)| piece.bytes() > 0);
         }
+        steps.own.retain(|[piece, _]| piece.bytes() > 0);
         Some(steps)
     }
 
@@ -217,11 +232,18 @@ mod tests {
     /// Delivers what all ranks send in one exchange.
     fn deliver(ranks: &mut [Rank], exchanges: &[Exchange]) {
         for (me, exchange) in exchanges.iter().enumerate() {
-            for (from, piece) in &exchange.receives {
-                let sent = exchanges[*from].sends.iter().filter(|(to, _)| *to == me);
-                let [(_, source)] = sent.collect::<Vec<_>>()[..] else {
-                    panic!("{from} sends nothing to {me}, or twice")
-                };
+            // What one rank sends to another comes in its order.
+            let of = |(from, piece): &(usize, Piece)| (*from, *piece);
+            let mut received: Vec<(usize, Piece)> = exchange.receives.iter().map(of).collect();
+            received.sort_by_key(|(from, _)| *from);
+            let sent = |from: usize| {
+                let own = exchanges[from].sends.iter().filter(move |(to, _)| *to == me);
+                own.map(move |(_, piece)| (from, *piece))
+            };
+            let sent: Vec<(usize, Piece)> = (0..exchanges.len()).flat_map(sent).collect();
+            assert_eq!(sent.len(), received.len(), "to {me}");
+            for ((from, source), (other, piece)) in sent.iter().zip(&received) {
+                assert_eq!(from, other);
                 let values = read(&ranks[*from], source);
                 write(&mut ranks[me], piece, &values);
             }
@@ -254,9 +276,9 @@ mod tests {
             .collect();
         deliver(&mut ranks, &firsts);
         for (me, summed) in summed.into_iter().enumerate() {
-            if let Some([from, to]) = steps[me].own {
-                let values = read(&ranks[me], &from);
-                write(&mut ranks[me], &to, &values);
+            for [from, to] in &steps[me].own {
+                let values = read(&ranks[me], from);
+                write(&mut ranks[me], to, &values);
             }
             if let (Some([_, to]), Some(sum)) = (steps[me].combined, summed) {
                 write(&mut ranks[me], &to, &sum);
@@ -326,15 +348,23 @@ mod tests {
         assert!(sent.iter().all(|found| found[..] == [value(1, 0), value(1, 1)]));
         assert_eq!(scattered[2], [value(1, 4), value(1, 5)]);
         assert_eq!(gathered[1][2 * mid..], [value(2, 0), value(2, 1)]);
-        // Rank i gives i + 1 elements to each.
+        // Of two regions of three rows of two, rank i gives i + j rows to rank j, and one row.
         let counts = |me: usize| -> (&'static [usize], &'static [usize]) {
-            ([&[1, 1], &[2, 2]][me], &[1, 2])
+            ([&[0, 1, 1, 1], &[1, 1, 2, 1]][me], [&[0, 1, 1, 1], &[1, 1, 2, 1]][me])
         };
         let ragged = |me: usize| {
             let (send, receive) = counts(me);
-            call(CollectiveOp::AllToAllRagged { send, receive }, Blocks::contiguous(1))
+            let op = CollectiveOp::AllToAllRagged { cell: 6, unit: 2, send, receive };
+            call(op, Blocks::contiguous(12))
         };
         let found = ran(2, ragged);
-        assert_eq!(found, [vec![0, 1000, 1001], vec![1, 1002, 1003]]);
+        let filled = |from: usize, first: usize, rows: usize| {
+            let rest = vec![-1; 6 - 2 * rows];
+            (first..first + 2 * rows).map(|at| value(from, at)).chain(rest).collect::<Vec<_>>()
+        };
+        let first = [filled(0, 0, 0), filled(0, 6, 1), filled(1, 0, 1), filled(1, 6, 1)].concat();
+        let second =
+            [filled(0, 12, 1), filled(0, 18, 1), filled(1, 12, 2), filled(1, 18, 1)].concat();
+        assert_eq!(found, [first, second]);
     }
 }

@@ -113,7 +113,7 @@ impl Line {
         unsafe {
             let free = staging + combined as Address;
             self.exchange(&steps.first, buffers, free, (&incoming, each))?;
-            if let Some([from, to]) = steps.own {
+            for &[from, to] in &steps.own {
                 self.copy(buffers, from, to)?;
             }
             if let Some([own, to]) = steps.combined {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Collective, CollectiveKind};
+use crate::dtype::DType;
 use crate::error::IrError;
 use crate::layout::{AxisRole, Layout, Order, Sharding};
 use crate::mesh::{Axis, Mesh};
@@ -154,6 +155,36 @@ impl Change<'_> {
         }
     }
 
+    /// Fails unless these are the counts of the operand's regions, whole where the collective's axes were or will be.
+    pub(super) fn counted(
+        &self,
+        counts: &TensorType,
+        [from, to]: [usize; 2],
+    ) -> Result<(), IrError> {
+        let (ty, layout) = (self.ty, &self.ty.layout);
+        let Some(regions) = ty.shape.len().checked_sub(2).filter(|n| from.max(to) < *n) else {
+            return Err(self.bad("counts are of regions, and rows and their width do not move"));
+        };
+        let other = |why: &str| Err(self.bad(format!("the counts are {counts}: {why}")));
+        let Some((_, of)) = counts.shape.split_last() else { return other("there are none") };
+        if counts.dtype != DType::I32 || counts.pending || *of != ty.shape[..regions] {
+            return other("expected i32, with a number for each run of each region");
+        }
+        if ty.padded() != ty.shape || counts.padded() != counts.shape {
+            return other("regions cannot be padded");
+        }
+        let rest = self.cut(from)?;
+        let axes = |dim: usize| if dim == from { rest.as_slice() } else { layout.axes(dim) };
+        let fits = (0..regions).all(|dim| counts.layout.axes(dim) == axes(dim));
+        let whole = counts.layout.axes(regions).is_empty() && counts.layout.partial().is_empty();
+        match fits && whole && layout.axes(regions).is_empty() {
+            true => Ok(()),
+            false => {
+                other("every rank needs those of all regions that it may get, and whole regions")
+            }
+        }
+    }
+
     fn is_one_of(&self, [block, of]: [usize; 2]) -> Result<(), IrError> {
         match block < of {
             true => Ok(()),
@@ -281,6 +312,53 @@ impl Change<'_> {
                 let found = layout.role(axis);
                 Err(self.bad(format!("the operand is {found} over `{axis}`, not {role}")))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use crate::{text, verify};
+
+    fn check(x: &str, counts: &str, line: &str) -> Result<(), String> {
+        let inputs = format!("x: boundary {x}\nc: data {counts}");
+        let text =
+            format!("mesh a=2 b=2\nprogram p {{\n{inputs}\n{line}\nreturn y: probe %1\n}}\n");
+        let program = text::parse(&text).map_err(|e| e.to_string())?;
+        assert_eq!(text::parse(&program.to_string()).unwrap(), program);
+        verify(&program).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn rows_travel_with_counts_that_all_have() {
+        let (x, counts) = ("f32[4,4,6,8]{1:a 3:b}", "i32[4,4,3]");
+        let line = "%1 = all_to_all<a>(x, c, from=1, to=0) : f32[4,4,6,8]{0:a 3:b}";
+        check(x, counts, line).unwrap();
+        check("f32[4,4,6,8]{0:b 1:a}", "i32[4,4,1]{0:b}", &line.replace("{0:a 3:b}", "{0:b,a}"))
+            .unwrap();
+        for (x, counts, line, why) in [
+            (x, "i32[4,4,3]{1:a}", line, "every rank needs those of all regions"),
+            (x, "i32[4,4,3]{0:b}", line, "every rank needs those of all regions"),
+            (x, "f32[4,4,3]", line, "expected i32, with a number for each run"),
+            (x, "i32[4,2,3]", line, "expected i32, with a number for each run"),
+            (x, "i32[4,4]", line, "expected i32, with a number for each run"),
+            (
+                "f32[4,4,6,8]{1:a 2:b}",
+                counts,
+                "%1 = all_to_all<a>(x, c, from=1, to=0) : f32[4,4,6,8]{0:a 2:b}",
+                "and whole regions",
+            ),
+            (
+                x,
+                counts,
+                "%1 = all_to_all<b>(x, c, from=3, to=0) : f32[4,4,6,8]{0:b 1:a}",
+                "rows and their width do not move",
+            ),
+            (x, counts, "%1 = all_gather<a>(x, c, dim=1) : f32[4,4,6,8]{3:b}", "operands"),
+        ] {
+            let error = check(x, counts, line).unwrap_err();
+            assert!(error.contains(why), "{counts}, {line}: {error}");
         }
     }
 }
