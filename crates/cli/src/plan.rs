@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use phalanx::config::Sources;
+use phalanx::config::{Loaded, Sources};
 use phalanx::error::{Error, Problem, Result, bytes, counted};
 use phalanx::pipeline::plan::{
-    PipelinePlan, PlannerName, TwoBwChoice, dapple, pipedream_levels, two_bw,
+    PipelinePlan, PlannerName, TwoBwChoice, dapple_ranked, pipedream_ranked, two_bw,
 };
 use phalanx::session::network;
-use phalanx::session::planned::{demand, settings_of, settings_of_choice};
+use phalanx::session::planned::{Ranked, demand, settings_of, settings_of_choice};
 use phalanx::session::profile::{ModelProfile, profile};
 use serde::Serialize;
 
@@ -22,18 +22,20 @@ const SHOWN: usize = 5;
 pub(crate) fn run(asked: &Asked, planner: PlannerName) -> Result<()> {
     let sources = asked.sources().set("parallel.plan=none");
     let loaded = network::load(&sources)?;
-    let machines = machines(asked)?;
+    let machines = machines(asked, &loaded)?;
     let found = profile(out::noted(&loaded))?;
+    let first = |plans: Vec<PipelinePlan>| Shown::first(plans, &found, planner, &sources);
     let plans = match planner {
-        PlannerName::PipeDream => vec![by_pipedream(asked, &machines, &found)?],
+        PlannerName::PipeDream => vec![first(by_pipedream(asked, &machines, &found)?)?],
         PlannerName::Dapple => {
             let m = loaded.config.microbatches();
-            let plan = dapple(&found.layers, m, &machines, asked.bandwidths()?)?;
-            vec![Shown::of(&plan, &found, planner)]
+            vec![first(dapple_ranked(&found.layers, m, &machines, asked.bandwidths()?)?)?]
         }
-        PlannerName::TwoBw => by_two_bw(asked, &machines, &loaded, &found)?,
+        PlannerName::TwoBw => {
+            let choices = by_two_bw(asked, &machines, &loaded, &found)?;
+            choices.into_iter().map(|plan| plan.checked(&sources)).collect()
+        }
     };
-    let plans: Vec<Shown> = plans.into_iter().map(|plan| plan.checked(&sources)).collect();
     if asked.json {
         plans.iter().for_each(out::json);
         return Ok(());
@@ -46,13 +48,22 @@ pub(crate) fn run(asked: &Asked, planner: PlannerName) -> Result<()> {
     Ok(())
 }
 
-/// Devices of each machine.
-fn machines(asked: &Asked) -> Result<Vec<usize>> {
-    match asked.devices.iter().all(|devices| *devices > 0) && !asked.devices.is_empty() {
-        true => Ok(asked.devices.clone()),
-        false => Err(Error::refused(
+/// What stages are made of, of each machine: devices, or groups of them that share the work of layers.
+fn machines(asked: &Asked, loaded: &Loaded) -> Result<Vec<usize>> {
+    if asked.devices.contains(&0) || asked.devices.is_empty() {
+        return Err(Error::refused(
             Problem::new("--plan needs the devices of each machine, 1 or more")
                 .fix("--devices 4; for two machines --devices 4,4"),
+        ));
+    }
+    let parallel = &loaded.config.parallel;
+    let each = parallel.tp.get() * parallel.cp.get();
+    match asked.devices.iter().find(|devices| !devices.is_multiple_of(each)) {
+        None => Ok(asked.devices.iter().map(|devices| devices / each).collect()),
+        Some(devices) => Err(Error::refused(
+            Problem::new(format!("{devices} devices of a machine are no groups of {each}"))
+                .because("parallel.tp × parallel.cp ranks share the work of a layer")
+                .nearest(format!("--devices {}", devices.next_multiple_of(each))),
         )),
     }
 }
@@ -74,7 +85,11 @@ impl Asked {
 }
 
 /// PipeDream's dynamic program; machines are a second level, if they are alike.
-fn by_pipedream(asked: &Asked, machines: &[usize], found: &ModelProfile) -> Result<Shown> {
+fn by_pipedream(
+    asked: &Asked,
+    machines: &[usize],
+    found: &ModelProfile,
+) -> Result<Vec<PipelinePlan>> {
     let [within, between] = asked.bandwidths()?;
     let each = machines[0];
     if machines.iter().any(|other| *other != each) {
@@ -88,14 +103,14 @@ fn by_pipedream(asked: &Asked, machines: &[usize], found: &ModelProfile) -> Resu
         1 => vec![(each, within)],
         count => vec![(each, within), (count, between)],
     };
-    Ok(Shown::of(&pipedream_levels(&found.layers, &levels)?, found, PlannerName::PipeDream))
+    Ok(pipedream_ranked(&found.layers, &levels)?)
 }
 
 /// The fastest choices of PipeDream-2BW within `run.memory_limit`.
 fn by_two_bw(
     asked: &Asked,
     machines: &[usize],
-    loaded: &phalanx::config::Loaded,
+    loaded: &Loaded,
     found: &ModelProfile,
 ) -> Result<Vec<Shown>> {
     let devices = machines.iter().sum();
@@ -134,6 +149,9 @@ struct Shown {
     /// Why there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
+    /// Better plans that do not run, each with the reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    passed: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -144,6 +162,30 @@ struct Stage {
 }
 
 impl Shown {
+    /// The first plan that runs; if none does, the best one, and why it does not.
+    fn first(
+        plans: Vec<PipelinePlan>,
+        found: &ModelProfile,
+        planner: PlannerName,
+        sources: &Sources,
+    ) -> Result<Self> {
+        let best = plans.first().cloned();
+        let load = |settings: &[String]| {
+            network::load(&settings.iter().fold(sources.clone(), |sources, set| sources.set(set)))
+        };
+        match (Ranked::plans(plans, planner).first_that_runs(load), best) {
+            (Ok(first), _) => {
+                Ok(Shown { passed: first.passed, ..Shown::of(&first.found, found, planner) })
+            }
+            (Err(error), Some(best)) if error.exit_code() == 2 => Ok(Shown {
+                settings: Vec::new(),
+                refused: Some(error.to_string()),
+                ..Shown::of(&best, found, planner)
+            }),
+            (Err(error), _) => Err(error),
+        }
+    }
+
     fn of(plan: &PipelinePlan, found: &ModelProfile, planner: PlannerName) -> Self {
         let stage = |stage: &phalanx::pipeline::plan::PlannedStage| Stage {
             first: found.names[stage.layers.start].clone(),
@@ -157,6 +199,7 @@ impl Shown {
             samples_per_s: None,
             settings: settings_of(plan, planner),
             refused: None,
+            passed: Vec::new(),
         }
     }
 
@@ -165,7 +208,8 @@ impl Shown {
         let settings = settings_of_choice(choice, batch);
         let shape = vec![width.to_string(); depth].join("-");
         let (stages, samples_per_s) = (Vec::new(), Some(rate));
-        Shown { shape, stages, seconds, samples_per_s, settings, refused: None }
+        let (refused, passed) = (None, Vec::new());
+        Shown { shape, stages, seconds, samples_per_s, settings, refused, passed }
     }
 
     /// The same without settings that would be refused.
@@ -199,6 +243,9 @@ impl Shown {
             None => writeln!(text, "\n  {}", sets.join(" ")),
             Some(why) => writeln!(text, "\n  no settings: {}", why.trim().replace('\n', "\n  ")),
         };
+        for passed in &self.passed {
+            let _ = writeln!(text, "  better, but does not run: {passed}");
+        }
         text
     }
 }

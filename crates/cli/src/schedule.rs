@@ -75,15 +75,6 @@ fn takes_turns(schedule: &Schedule) -> bool {
 
 /// Refuses a table of a schedule for which a table has no columns.
 fn check_table(asked: &Asked, schedule: &Schedule) -> Result<()> {
-    if asked.csv.is_some() && takes_turns(schedule) {
-        return Err(Error::refused(
-            Problem::new("a table cannot say how holders take turns")
-                .because("the updates of a table take as many micro-batches on each stage")
-                .fix(
-                    "name pipedream and parallel.holders where it is to run, or draw it with --svg",
-                ),
-        ));
-    }
     match asked.csv.is_some() && !schedule.moves().is_empty() {
         false => Ok(()),
         true => Err(Error::refused(

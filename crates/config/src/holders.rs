@@ -6,6 +6,7 @@
 use phalanx_pipeline::NamedSchedule;
 use toml_edit::Value;
 
+use super::model::assignments;
 use super::parallel::{LayoutKind, ParallelAxis};
 use super::setting::{Count, Setting, choice, quoted};
 use super::sync::SyncKind;
@@ -150,12 +151,6 @@ impl Config {
                 .because("parallel.dp × parallel.pp says how many ranks it has, and that is 1")
                 .nearest("parallel.pp = 2 or more")
         });
-        let whole = self.parallel.tp == Count::MIN && self.parallel.cp == Count::MIN;
-        values.rule(&[PLAN, "parallel.tp", "parallel.cp"], whole, || {
-            Problem::new(format!("{PLAN} = \"{plan}\" does not work with tensor or context parallelism"))
-                .because("times are predicted for layers that one rank runs")
-                .nearest("parallel.tp = 1 and parallel.cp = 1; or a plan written as parallel.holders and parallel.split")
-        });
     }
 
     /// What stages that are held several times cannot mean.
@@ -236,27 +231,21 @@ impl Config {
 
     /// Every holder of a stage has whole sequences of each micro-batch.
     fn check_split_batch(&self, values: &mut Values) {
-        let (batch, holders) = (self.train.batch_size.get(), &self.parallel.holders);
-        let usual = self.parallel.dp.get().saturating_mul(self.train.microbatches.get());
-        // A square or cube of ranks divides samples, too.
+        let holders = &self.parallel.holders.0;
+        // A square or cube of ranks divides samples, too; micro-batches that are not whole for it are refused elsewhere.
         let samples = self.parallel.tensor_shape().map_or(1, |shape| shape.samples);
-        // Micro-batches that are not whole already are refused elsewhere.
-        let whole = |count: &usize| {
-            let each = usual.saturating_mul(*count).saturating_mul(samples);
-            !batch.is_multiple_of(usual.saturating_mul(samples)) || batch.is_multiple_of(each)
-        };
-        let first = holders.0.iter().position(|count| !whole(count));
+        let Some(all) = self.sequences().filter(|all| all.is_multiple_of(samples)) else { return };
+        let first = holders.iter().position(|count| !(all / samples).is_multiple_of(*count));
         let keys = [HOLDERS, "train.batch_size", "train.microbatches", "parallel.dp"];
         values.rule(&keys, first.is_none(), || {
             let stage = first.unwrap_or(0);
-            let each = usual.saturating_mul(holders.0[stage]).saturating_mul(samples);
+            let each = holders[stage].saturating_mul(samples);
             Problem::new(format!(
-                "the {} holders of stage {stage} cannot split micro-batches of {} sequences",
-                holders.0[stage],
-                batch / usual
+                "the {} holders of stage {stage} cannot split micro-batches of {all} sequences",
+                holders[stage]
             ))
             .because("each of them takes whole sequences of every micro-batch")
-            .nearest(format!("train.batch_size = {}", batch.next_multiple_of(each)))
+            .nearest(assignments("train.batch_size", &self.batches_of(each)))
         });
     }
 }

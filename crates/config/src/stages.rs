@@ -6,6 +6,7 @@
 use phalanx_pipeline::{NamedSchedule, RoundConcat, Schedule, ScheduleShape, Warmup, split};
 
 use super::holders::PipelineSplit;
+use super::model::assignments;
 use super::parallel::PipelineSchedule;
 use super::setting::{Count, Setting};
 use super::sync::SyncKind;
@@ -239,22 +240,18 @@ impl Config {
 
     /// Half a micro-batch is whole sequences too.
     fn check_halves(&self, values: &mut Values) {
-        let (batch, parts) = (self.train.batch_size.get(), self.train.microbatches.get());
-        let (dp, pieces) = (self.parallel.dp.get(), self.microbatches() / parts);
-        let whole = dp.saturating_mul(parts);
-        // Micro-batches that are not whole already are refused elsewhere.
-        let cut = !batch.is_multiple_of(whole) || batch.is_multiple_of(whole * pieces);
+        let pieces = self.parallel.concat.pieces();
+        let Some(each) = self.sequences() else { return };
         values.rule(
             &[CONCAT, "train.batch_size", "train.microbatches", "parallel.dp"],
-            cut,
+            each.is_multiple_of(pieces),
             || {
                 let concat = self.parallel.concat.write();
                 Problem::new(format!(
-                    "{CONCAT} = {concat} cannot cut micro-batches of {} sequences in {pieces}",
-                    batch / whole
+                    "{CONCAT} = {concat} cannot cut micro-batches of {each} sequences in {pieces}"
                 ))
                 .because("batch_size = dp × microbatches × micro-batch, all whole numbers")
-                .nearest(format!("train.batch_size = {}", batch.next_multiple_of(whole * pieces)))
+                .nearest(assignments("train.batch_size", &self.batches_of(pieces)))
             },
         );
     }

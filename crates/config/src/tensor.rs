@@ -127,9 +127,7 @@ impl Config {
         let Some(TensorShape { samples, .. }) = self.parallel.tensor_shape() else { return };
         let (batch, micro) = (self.train.batch_size.get(), self.train.microbatches.get());
         let (dp, kind) = (self.parallel.dp.get(), self.parallel.tp_kind.name());
-        // Sizes that do not divide even without them are refused by another rule.
-        let (each, parts) = (batch / (dp * micro), dp * micro * samples);
-        let even = !batch.is_multiple_of(dp * micro) || each.is_multiple_of(samples);
+        let Some(each) = self.sequences() else { return };
         let keys = [
             "train.batch_size",
             "train.microbatches",
@@ -137,9 +135,7 @@ impl Config {
             "parallel.tp",
             "parallel.tp_kind",
         ];
-        values.rule(&keys, even, || {
-            let mut near = vec![batch / parts * parts, batch.next_multiple_of(parts)];
-            near.retain(|n| *n > 0);
+        values.rule(&keys, each.is_multiple_of(samples), || {
             Problem::new(format!(
                 "{} of a micro-batch cannot be divided among {samples} ranks of \
                  parallel.tp_kind = \"{kind}\"",
@@ -149,7 +145,7 @@ impl Config {
                 "train.batch_size = {batch}, parallel.dp = {dp}, train.microbatches = {micro}; \
                  it divides samples as well as weights"
             ))
-            .nearest(assignments("train.batch_size", &near))
+            .nearest(assignments("train.batch_size", &self.batches_of(samples)))
         });
     }
 }

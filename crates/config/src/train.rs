@@ -1,5 +1,6 @@
 //! `[train]`: steps and batches.
 
+use super::Config;
 use super::key::section;
 use super::model::assignments;
 use super::setting::{Count, words};
@@ -72,9 +73,14 @@ impl TrainConfig {
         self.batch_size.get() * self.seq_len.get()
     }
 
+    /// Into how many parts a batch is cut: micro-batches of all data-parallel ranks.
+    fn parts(&self, dp: Count) -> usize {
+        dp.get().saturating_mul(self.microbatches.get())
+    }
+
     pub(crate) fn check(&self, dp: Count, values: &mut Values) {
         let (batch, micro) = (self.batch_size.get(), self.microbatches.get());
-        let parts = dp.get() * micro;
+        let parts = self.parts(dp);
         let keys = ["train.batch_size", "train.microbatches", "parallel.dp"];
         values.rule(&keys, batch % parts == 0, || {
             let mut near = vec![batch / parts * parts, batch.next_multiple_of(parts)];
@@ -99,6 +105,23 @@ impl TrainConfig {
                 .because("a step takes fewer than 2^32")
                 .fix("lower train.batch_size or train.seq_len")
         });
+    }
+}
+
+impl Config {
+    /// The sequences of a micro-batch on a data-parallel rank, if they are whole: otherwise [`TrainConfig::check`] tells.
+    pub(super) fn sequences(&self) -> Option<usize> {
+        let (batch, parts) = (self.train.batch_size.get(), self.train.parts(self.parallel.dp));
+        batch.is_multiple_of(parts).then(|| batch / parts)
+    }
+
+    /// The nearest batches, below and above, of whose micro-batches each is a multiple of so many sequences.
+    pub(super) fn batches_of(&self, sequences: usize) -> Vec<usize> {
+        let batch = self.train.batch_size.get();
+        let each = self.train.parts(self.parallel.dp).saturating_mul(sequences);
+        let mut near = vec![batch / each * each, batch.next_multiple_of(each)];
+        near.retain(|n| *n > 0);
+        near
     }
 }
 

@@ -11,9 +11,9 @@
 //! order. `stage_group`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
 //! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. `pair` is 1 where a turn and the next one of its stage
 //! group are a pair, else 0; the column is written if there are pairs. `empty` is 1 where a turn computes on zeros, under a
-//! number of its own from the last micro-batch's on, else 0; it is written if there are such turns. `round`, the same in all rows, is how many
-//! micro-batches one update takes; without it weights are updated once, at the end. With it a version counts the updates
-//! from the start of the step, and is negative for those before it. Blank lines and lines that
+//! number of its own from the last micro-batch's on, else 0; it is written if there are such turns. `round`, the same in all rows of a
+//! stage, is how many micro-batches one update of the stage takes; without it weights are updated once, at the end. With it a version
+//! counts the updates of the stage from the start of the step, and is negative for those before it. Blank lines and lines that
 //! start with `#` are ignored. The table is checked when it is read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +64,10 @@ pub fn write(schedule: &Schedule) -> String {
         // Writing to a string cannot fail.
         let _ = write!(table, "{stage_group},{part},{microbatch},{chunk},{stage},{replica}");
         let _ = match updates {
-            Some(own) => write!(table, ",{},{}", own.version(stage, microbatch), own.round),
+            Some(own) => {
+                let [version, taken] = [own.version(stage, microbatch), own.taken_by(stage) as i64];
+                write!(table, ",{version},{taken}")
+            }
             None => write!(table, ",{version}"),
         };
         let flags =
@@ -101,7 +104,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
     let (mut pairs, mut reads) = (BTreeSet::new(), Vec::new());
     for row in &rows {
-        let Row { line, stage_group, stage, replica, turn, version, pair, .. } = *row;
+        let Row { line, stage_group, stage, replica, turn, version, pair, round, .. } = *row;
         let stage = stage.unwrap_or(turn.chunk * stage_groups + stage_group);
         let found = HeldStage { stage, replica };
         let (first, earlier) = *held.entry((stage_group, turn.chunk)).or_insert((found, line));
@@ -116,7 +119,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
             return Err(PipelineError::Csv { line, what, help });
         }
         let at = At { stage_group, index: turns[stage_group].len() };
-        reads.push(VersionRead { line, at, version });
+        reads.push(VersionRead { line, at, version, round: round.unwrap_or(0) });
         if pair {
             pairs.insert(at);
         }
@@ -140,11 +143,11 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
     }
     let written = Written::Table(&lines);
     let schedule = Schedule::numbered(name, numbers, Placement::new(chunks)?, turns, written)?;
-    let schedule = match round(&rows)? {
-        None => schedule,
-        Some(round) => {
-            let updates = rounds::updates(&schedule, round, &reads)?;
-            schedule.updating(updates)
+    let schedule = match has_rounds(&rows) {
+        false => schedule,
+        true => {
+            let updates = rounds::updates(&schedule, &reads)?;
+            schedule.updating(updates).running(written)?
         }
     };
     if pairs.is_empty() { Ok(schedule) } else { schedule.in_pairs(pairs) }
@@ -171,21 +174,9 @@ fn numbers(rows: &[Row]) -> Result<Numbers> {
     }
 }
 
-/// How many micro-batches one update takes, if the table says so.
-fn round(rows: &[Row]) -> Result<Option<usize>> {
-    let Some(first) = rows.first() else { return Ok(None) };
-    match rows.iter().find(|row| row.round != first.round) {
-        None => Ok(first.round),
-        Some(other) => {
-            let [found, known] = [other.round, first.round].map(Option::unwrap_or_default);
-            let help = format!(
-                "line {} says round {known}, and all stages update equally often\n  \
-                 nearest that work: round {known}",
-                first.line
-            );
-            refuse(other.line, format!("round {found} differs"), help)
-        }
-    }
+/// Whether the table says how many micro-batches an update takes.
+fn has_rounds(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.round.is_some())
 }
 
 #[derive(Clone, Copy)]

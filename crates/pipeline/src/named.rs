@@ -268,7 +268,7 @@ impl NamedSchedule {
             NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
             NamedSchedule::DualPipe => dualpipe(p, m),
             NamedSchedule::PipeDream if shape.holders.iter().any(|count| *count != 1) => {
-                round_robin(&shape.holders, m, shape.steps)
+                round_robin(&shape.holders, m, shape.steps, shape.vertical_sync)
             }
             NamedSchedule::PipeDream => pipedream(p, m, shape.steps, shape.vertical_sync),
             NamedSchedule::PipeDream2bw => pipedream_2bw(p, m, shape.steps),
@@ -385,11 +385,6 @@ impl NamedSchedule {
                 ),
                 "each stage group holds one stage",
                 counted(shape.holders.iter().sum(), "stage group"),
-            ),
-            _ if vertical_sync && shape.holders.iter().any(|count| *count != 1) => refuse(
-                format!("holders {} cannot have vertical sync", listed(&shape.holders)),
-                "stages with different numbers of holders have different numbers of versions",
-                "no vertical sync; or one holder for each stage".to_owned(),
             ),
             _ if steps != 1 && !self.is_asynchronous() => refuse(
                 format!("{self} cannot have {}", counted(steps, "step")),

@@ -160,6 +160,16 @@ impl Placement {
     }
 }
 
+/// After how many micro-batches all holders are first in turn again.
+pub(crate) fn common(holders: &[usize]) -> usize {
+    fn divisor(a: usize, b: usize) -> usize {
+        if b == 0 { a } else { divisor(b, a % b) }
+    }
+    holders.iter().fold(1, |all: usize, count| {
+        (all / divisor(all, *count).max(1)).saturating_mul(*count).max(1)
+    })
+}
+
 /// The holders of a stage, as text.
 fn holders(stage_groups: &[Vec<HeldStage>], held: HeldStage) -> Vec<String> {
     let chunks = |(stage_group, row): (usize, &Vec<HeldStage>)| -> Vec<String> {

@@ -203,6 +203,32 @@ impl Schedule {
         Schedule { waits: updating.versions_of_others(), ..updating }
     }
 
+    /// The same, if no turn waits forever for what other holders of its stage make of the weights.
+    pub(crate) fn running(self, written: Written<'_>) -> Result<Self> {
+        let mut done = vec![0; self.stage_groups()];
+        if flow::walk(&self, |at| done[at.stage_group] = at.index + 1) {
+            return Ok(self);
+        }
+        let next = |(stage_group, index): (usize, &usize)| At { stage_group, index: *index };
+        let stuck = done.iter().enumerate().map(next);
+        let stuck: Vec<At> =
+            stuck.filter(|at| at.index < self.turns(at.stage_group).len()).collect();
+        let told = |at: &At| {
+            let turn = self.turn(*at);
+            let (place, version) = (written.place(*at, &turn), turn.version);
+            match self.waits(*at).is_empty() {
+                true => place,
+                false => format!("{place} waits for version {version} of its weights"),
+            }
+        };
+        let help = "the turns alone would not: usual fix: an older version, or backwards of the holders that make it \
+                    earlier";
+        Err(PipelineError::Deadlock {
+            cycle: stuck.iter().map(told).collect(),
+            help: help.to_owned(),
+        })
+    }
+
     /// For each forward: the backwards of other holders of its stage that end the update which makes its version.
     fn versions_of_others(&self) -> BTreeMap<At, Vec<At>> {
         let mut waits = self.waits.clone();

@@ -181,9 +181,9 @@ impl<'a> TrainingScript<'a> {
         let units = units(self.world, self.at.stage_group, self.precision.grads)?;
         let mut script = self.world.empty_script(self.at, &units);
         let ranks = self.ranks();
-        let delays = units.iter().map(|unit| Ok(self.world.timing(unit)?.delay));
-        let delays: Vec<usize> = delays.collect::<Result<_, ScriptError>>()?;
-        let kept = (&units[..], &delays[..], self.world.previews);
+        let older = units.iter().map(|unit| Ok(self.world.timing(unit)?.older()));
+        let older: Vec<usize> = older.collect::<Result<_, ScriptError>>()?;
+        let kept = (&units[..], &older[..], self.world.previews);
         let buffers = hold::buffers(&mut script, kept, self.precision, self.optimizer, ranks);
         let scalars = self.scaling.iter().flat_map(LossScaling::scalars);
         let keep = |(scalar, initial): (Scalar, f64)| {

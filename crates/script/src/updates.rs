@@ -8,7 +8,9 @@
 //! to older weights than those that it is applied to.
 //!
 //! Where several holders of a stage take micro-batches in turn, one update of the stage takes a round from each of them,
-//! and applies the mean: the stage has fewer updates than others, and its delay counts its own.
+//! and applies the mean: the stage has fewer updates than others, and its delay counts its own. If a micro-batch is to read on every
+//! stage what the same earlier ones made, stages change the version that they read together, when all of them have updated: until then a
+//! stage with fewer holders makes versions that nobody reads.
 
 /// How often weights are updated, and how old those are that runs read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,12 +23,15 @@ pub struct Updates {
     pub delays: Vec<usize>,
     /// The rounds whose mean one update takes, by the same: as many as holders take them in turn.
     pub holders: Vec<usize>,
+    /// After how many rounds readers go on to a newer version: 1 if after each update of their stage; a multiple of all
+    /// holders if together with the readers of all other stages.
+    pub together: usize,
 }
 
 impl Updates {
     /// The rule in which each stage has one holder.
     pub fn new(step: usize, round: usize, delays: Vec<usize>) -> Self {
-        Self { step, round, holders: vec![1; delays.len()], delays }
+        Self { step, round, holders: vec![1; delays.len()], delays, together: 1 }
     }
 
     /// The round that a micro-batch belongs to, counted from 0.
@@ -41,7 +46,22 @@ impl Updates {
 
     /// The version that a stage or an instance reads for a micro-batch.
     pub fn version(&self, index: usize, microbatch: usize) -> i64 {
-        self.of(index, microbatch) as i64 - self.delays[index] as i64
+        self.timing(index).version(self.of(index, microbatch))
+    }
+
+    /// How many older versions than the newest a stage or an instance keeps at most.
+    pub fn older(&self, index: usize) -> usize {
+        self.timing(index).older()
+    }
+
+    pub(crate) fn timing(&self, index: usize) -> UnitTiming {
+        let holders = self.holders[index];
+        UnitTiming { delay: self.delays[index], holders, each: (self.together / holders).max(1) }
+    }
+
+    /// The micro-batches that one update of a stage or an instance takes.
+    pub fn taken_by(&self, index: usize) -> usize {
+        self.round * self.holders[index]
     }
 
     /// Rounds of a step: what has one holder is updated as often.
@@ -63,6 +83,23 @@ pub(crate) struct UnitTiming {
     pub(crate) delay: usize,
     /// The rounds whose mean an update takes.
     pub(crate) holders: usize,
+    /// After how many updates its readers go on to a newer version.
+    pub(crate) each: usize,
+}
+
+impl UnitTiming {
+    /// Of a unit that is updated once, when nobody reads it any more.
+    pub(crate) const AT_ONCE: UnitTiming = UnitTiming { delay: 0, holders: 1, each: 1 };
+
+    /// The version that is read for a micro-batch of an update.
+    pub(crate) fn version(self, update: usize) -> i64 {
+        (update - update % self.each) as i64 - self.delay as i64
+    }
+
+    /// How many older versions than the newest are kept at most.
+    pub(crate) fn older(self) -> usize {
+        self.delay + self.each - 1
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +134,11 @@ mod tests {
         };
         assert_eq!(of(0), [(0, -2), (0, -2), (1, -1), (1, -1)]);
         assert_eq!(of(1), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+        let together = Updates { together: 2, ..updates.clone() };
+        let of =
+            |stage: usize| -> Vec<i64> { (0..4).map(|m| together.version(stage, m)).collect() };
+        assert_eq!([of(0), of(1)], [[-2, -2, -1, -1], [0, 0, 2, 2]]);
+        assert_eq!([together.older(0), together.older(1)], [2, 1]);
         let instances = updates.over(&[0, 0, 1]);
         assert_eq!((instances.delays, instances.holders), (vec![2, 2, 0], vec![2, 2, 1]));
     }

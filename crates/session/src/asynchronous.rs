@@ -66,13 +66,13 @@ pub(crate) fn owner_updates(name: &str) -> Error {
     Error::refused(problem)
 }
 
-/// By parameter: how many updates late its readers are.
-pub(crate) fn delays(model: &Model, updates: &Updates) -> Vec<usize> {
-    let mut delays = vec![0; model.params().len()];
-    for (param, [delay, _]) in reads(model, updates) {
-        delays[param] = delay;
+/// By parameter: how many older versions are kept of it.
+pub(crate) fn older(model: &Model, updates: &Updates) -> Vec<usize> {
+    let mut older = vec![0; model.params().len()];
+    for (index, instance) in model.instances().iter().enumerate() {
+        instance.params.values().for_each(|param| older[*param] = updates.older(index));
     }
-    delays
+    older
 }
 
 /// A parameter that instances read which are updated at different times.

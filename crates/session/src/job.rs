@@ -184,9 +184,9 @@ pub fn fits(ranks: usize) -> Result<()> {
             "the layout has {ranks} rank{}, but the job has {processes} processes",
             if ranks == 1 { "" } else { "s" }
         ))
-        .because("dp × tp × cp × pp is the number of ranks, and every process is one rank")
+        .because("every process is one rank of the layout: of tp × cp × dp for each stage, or each holder of a stage")
         .fix(format!(
-            "set parallel.dp, tp, cp and pp so that their product is {processes}, or start {}",
+            "set parallel.dp, tp, cp, pp and holders so that the layout has {processes} ranks, or start {}",
             if ranks == 1 { "one process".to_owned() } else { format!("{ranks} processes") }
         )),
     ))

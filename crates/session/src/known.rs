@@ -182,7 +182,7 @@ impl Known {
             together: lowered.together(),
             older: lowered.updates.as_ref().map_or_else(
                 || vec![0; lowered.model.params().len()],
-                |updates| asynchronous::delays(&lowered.model, updates),
+                |updates| asynchronous::older(&lowered.model, updates),
             ),
             replicas: (0..lowered.ranks()).map(|rank| lowered.replica(rank)).collect(),
             first_ranks: lowered.first_ranks(),

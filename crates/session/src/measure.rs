@@ -28,11 +28,18 @@ const STEPS: usize = 3;
 
 /// The same, measured by one process of a job for all of them: two would measure different costs, and
 /// split the model at different places.
-pub(super) fn costs_of_job(models: &Models, settings: &Settings) -> Result<Vec<InstanceCosts>> {
-    let Some(job) = job::joined() else { return measured(&models.train, settings) };
+pub(super) fn costs_of_job(
+    models: &Models,
+    settings: &Settings,
+    group: &Parallel,
+) -> Result<Vec<InstanceCosts>> {
+    let Some(job) = job::joined() else { return measured(&models.train, settings, group) };
     let own = match job.rank() {
         0 => encoded(
-            &measured(&models.train, settings)?.iter().flat_map(numbers).collect::<Vec<f64>>(),
+            &measured(&models.train, settings, group)?
+                .iter()
+                .flat_map(numbers)
+                .collect::<Vec<f64>>(),
         ),
         _ => Vec::new(),
     };
@@ -55,10 +62,14 @@ fn from_numbers(&[f, b, w, until_b, until_w]: &[f64; 5]) -> InstanceCosts {
 }
 
 /// The same, predicted for an accelerator, as layouts are searched for: equal in all processes, and on all machines.
-pub(super) fn predicted(model: &Model, settings: &Settings) -> Result<Vec<InstanceCosts>> {
+pub(super) fn predicted(
+    model: &Model,
+    settings: &Settings,
+    group: &Parallel,
+) -> Result<Vec<InstanceCosts>> {
     let (sample, _) = one_of_each(model)?;
     let settings = Settings {
-        parallel: Parallel::default(),
+        parallel: group.clone(),
         microbatches: 1,
         memory_limit: None,
         ..settings.clone()
@@ -73,8 +84,13 @@ pub(super) fn predicted(model: &Model, settings: &Settings) -> Result<Vec<Instan
     Ok(model.instances().iter().map(|instance| costs(instance.segment)).collect())
 }
 
-/// For each instance of the model: seconds and bytes of its forward and backward for one micro-batch.
-pub(super) fn measured(model: &Model, settings: &Settings) -> Result<Vec<InstanceCosts>> {
+/// For each instance of the model: seconds and bytes of its forward and backward for one micro-batch, on a rank of a group that shares the
+/// work.
+pub(super) fn measured(
+    model: &Model,
+    settings: &Settings,
+    group: &Parallel,
+) -> Result<Vec<InstanceCosts>> {
     let (sample, instances) = one_of_each(model)?;
     // Where a schedule is searched, weight gradients are timed by themselves.
     let order = match settings.parallel.pipeline.is_searched() {
@@ -83,7 +99,7 @@ pub(super) fn measured(model: &Model, settings: &Settings) -> Result<Vec<Instanc
     };
     let pipeline = Pipeline { order: order.into(), ..Pipeline::default() };
     let settings = Settings {
-        parallel: Parallel { pipeline, ..Parallel::default() },
+        parallel: Parallel { pipeline, ..group.clone() },
         microbatches: 1,
         memory_limit: None,
         // One rank averages with nobody.
@@ -209,7 +225,7 @@ mod tests {
         let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
         let settings = Settings::new(&loaded.config).unwrap();
         assert_eq!(settings.parallel.pipeline.split, StageSplit::Measured);
-        let costs = measured(&models.train, &settings).unwrap();
+        let costs = measured(&models.train, &settings, &Parallel::default()).unwrap();
         let costs: Vec<f64> = costs.iter().map(InstanceCosts::seconds).collect();
         assert_eq!(costs.len(), 6);
         assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");

@@ -252,6 +252,18 @@ impl Pipeline {
                 Ok(named.build_for(ScheduleShape { until_w, ..shape }, &costs)?)
             }
             PipelineOrder::Own(schedule) => {
+                let found = schedule.placement().holders();
+                if !self.holders.is_empty() && self.holders != found {
+                    let [asked, found] = [&self.holders, &found].map(|counts| listed(counts));
+                    return Err(Error::refused(
+                        Problem::new(format!(
+                            "{} has stages that are held {found} times, but {asked} holders are asked for",
+                            schedule.name()
+                        ))
+                        .because("a schedule of one's own says itself who holds which stage")
+                        .nearest("no holders: they are for the named schedule pipedream"),
+                    ));
+                }
                 let chunks = self.chunks.unwrap_or(schedule.chunks());
                 for (what, key, found, asked) in [
                     ("stage groups", "parallel.pp", schedule.stage_groups(), stage_groups),
@@ -405,6 +417,11 @@ impl Pipeline {
             )),
         }
     }
+}
+
+/// Numbers for each stage, such as `2-1-1`.
+fn listed(counts: &[usize]) -> String {
+    counts.iter().map(usize::to_string).collect::<Vec<_>>().join("-")
 }
 
 /// Whether an instance maps boundary values to boundary values. Others read data or return results, which an empty

@@ -4,12 +4,16 @@
 //! `parallel.plan` it is made when a configuration is read, of the ranks that dp × pp gives, so nothing behind that knows of it.
 //! Times are then predicted, not measured, for the accelerator that layouts are searched for (`parallel.layout = "auto"`): all processes
 //! of a run must plan alike, and so must a run that goes on.
+//!
+//! A planner does not know what runs: round robin cannot feed every shape, and holders split whole sequences only. So planners rank
+//! plans, and the first that runs is taken. Plans of one stage are no pipeline: they count only where they are the best.
 
 use phalanx_config::{Config, Loaded, PlanKind, Sources};
 use phalanx_cost::Hardware;
-use phalanx_error::Result;
+use phalanx_error::{Error, Problem, Result};
 use phalanx_pipeline::plan::{
-    LayerProfile, PipelinePlan, PlannerName, TwoBwChoice, TwoBwDemand, dapple, pipedream, two_bw,
+    LayerProfile, PipelinePlan, PlannerName, TwoBwChoice, TwoBwDemand, dapple_ranked,
+    pipedream_ranked, two_bw,
 };
 
 use crate::Settings;
@@ -83,32 +87,154 @@ pub fn demand(
     })
 }
 
+/// What planners rank, the best first.
+pub struct Ranked<T> {
+    /// Each with the settings that run it.
+    pub all: Vec<(T, Vec<String>)>,
+}
+
+/// The first of them that runs.
+#[derive(Debug)]
+pub struct FirstThatRuns<T, L> {
+    /// What it is.
+    pub found: T,
+    /// The settings that run it.
+    pub settings: Vec<String>,
+    /// The configuration with these settings.
+    pub loaded: L,
+    /// Better ones, with the reasons why they do not run.
+    pub passed: Vec<String>,
+}
+
+impl Ranked<PipelinePlan> {
+    /// The plans of a planner.
+    pub fn plans(plans: Vec<PipelinePlan>, planner: PlannerName) -> Self {
+        let several = |(at, plan): &(usize, PipelinePlan)| *at == 0 || plan.stages.len() > 1;
+        let plans = plans.into_iter().enumerate().filter(several);
+        let with_settings = |(_, plan): (usize, PipelinePlan)| {
+            let settings = settings_of(&plan, planner);
+            (plan, settings)
+        };
+        Self { all: plans.map(with_settings).collect() }
+    }
+}
+
+impl<T> Ranked<T> {
+    /// The first that runs. If none does, why the best one does not.
+    pub fn first_that_runs<L>(
+        self,
+        load: impl Fn(&[String]) -> Result<L>,
+    ) -> Result<FirstThatRuns<T, L>> {
+        let (mut passed, mut first) = (Vec::new(), None);
+        for (found, settings) in self.all {
+            match load(&settings) {
+                Ok(loaded) => return Ok(FirstThatRuns { found, settings, loaded, passed }),
+                Err(error) if error.exit_code() == REFUSED => {
+                    passed.push(format!("{}: {}", settings.join(" "), reason(&error)));
+                    first.get_or_insert((error, settings));
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Err(match first {
+            Some((error, settings)) => error.because(format!("that is {}", settings.join(" "))),
+            None => Error::refused(Problem::new("there is no plan").fix("more devices or memory")),
+        })
+    }
+}
+
+/// The exit code of what is refused.
+const REFUSED: u8 = 2;
+
+/// What is wrong, in one line.
+fn reason(error: &Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
 /// The configuration with what its planner finds; as it is, if it asks for none.
 pub(crate) fn planned(loaded: Loaded, sources: &Sources) -> Result<Loaded> {
     let (config, plan) = (&loaded.config, loaded.config.parallel.plan);
     let devices = config.parallel.dp.get() * config.parallel.pp.get();
     let link = Hardware::default().link_bytes_per_s;
     let profile = || predicted(&loaded);
-    let settings = match plan {
+    let fixed = sources.clone().set("parallel.plan=none");
+    let load = |settings: &[String]| {
+        Config::load(&settings.iter().fold(fixed.clone(), |sources, set| sources.set(set)))
+    };
+    let (settings, mut found, passed) = match plan {
         PlanKind::None | PlanKind::Auto => return Ok(loaded),
-        PlanKind::PipeDream => {
-            settings_of(&pipedream(&profile()?.layers, devices, link)?, PlannerName::PipeDream)
-        }
-        PlanKind::Dapple => {
-            let m = config.microbatches();
-            let found = dapple(&profile()?.layers, m, &[devices], [link; 2])?;
-            settings_of(&found, PlannerName::Dapple)
+        PlanKind::PipeDream | PlanKind::Dapple => {
+            let (layers, m) = (profile()?.layers, config.microbatches());
+            let ranked = match plan {
+                PlanKind::Dapple => Ranked::plans(
+                    dapple_ranked(&layers, m, &[devices], [link; 2])?,
+                    PlannerName::Dapple,
+                ),
+                _ => Ranked::plans(
+                    pipedream_ranked(&layers, &[(devices, link)])?,
+                    PlannerName::PipeDream,
+                ),
+            };
+            let first = ranked.first_that_runs(load)?;
+            (first.settings, first.loaded, first.passed)
         }
         PlanKind::TwoBw => {
             let demand = demand(&loaded, &profile()?, (devices, link))?;
-            let choices = two_bw(&demand)?;
-            choices.first().map_or_else(Vec::new, |best| settings_of_choice(best, demand.batch))
+            let choices = two_bw(&demand)?.into_iter();
+            let with_settings = |choice: TwoBwChoice| {
+                let settings = settings_of_choice(&choice, demand.batch);
+                (choice, settings)
+            };
+            let first =
+                Ranked { all: choices.map(with_settings).collect() }.first_that_runs(load)?;
+            (first.settings, first.loaded, first.passed)
         }
     };
-    let told = format!("parallel.plan = \"{plan}\" is {}", settings.join(" "));
-    let fixed = sources.clone().set("parallel.plan=none");
-    let all = settings.iter().fold(fixed, |sources, set| sources.set(set));
-    let mut found = Config::load(&all).map_err(|error| error.because(&told))?;
-    found.notes.push(told);
+    let others = match &passed[..] {
+        [] => String::new(),
+        passed => format!(" (better ones do not run: {})", passed.join("; ")),
+    };
+    found.notes.push(format!("parallel.plan = \"{plan}\" is {}{others}", settings.join(" ")));
     Ok(found)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use phalanx_pipeline::plan::PlannedStage;
+
+    fn plan(devices: &[usize]) -> PipelinePlan {
+        let stage = |(layer, count): (usize, &usize)| PlannedStage {
+            layers: layer..layer + 1,
+            devices: *count,
+        };
+        PipelinePlan { stages: devices.iter().enumerate().map(stage).collect(), seconds: 1.0 }
+    }
+
+    /// Plans that are refused are passed over, with the reason; one stage counts only where it is the best.
+    #[test]
+    fn the_first_plan_that_runs_is_taken() {
+        fn refuse<T>(why: &str) -> Result<T> {
+            Err(Error::refused(Problem::new(why.to_owned()).fix("other")))
+        }
+        let shapes: [&[usize]; 4] = [&[1, 3, 1], &[4], &[2, 1], &[1, 1]];
+        let ranked = || Ranked::plans(shapes.map(plan).to_vec(), PlannerName::PipeDream);
+        let found = ranked().first_that_runs(|settings| match settings {
+            [.., held] if held == "parallel.holders=1-3-1" => refuse("starved"),
+            _ => Ok(settings.len()),
+        });
+        let found = found.unwrap();
+        assert_eq!((found.found.shape(), found.loaded), ("2-1".to_owned(), 5));
+        assert_eq!(found.settings.last().unwrap(), "parallel.holders=2-1");
+        let [passed] = &found.passed[..] else { panic!("{:?}", found.passed) };
+        assert!(passed.contains("holders=1-3-1: starved"), "{passed}");
+        let none = ranked().first_that_runs(|settings| refuse::<()>(settings.last().unwrap()));
+        let none = none.err().unwrap().to_string();
+        assert!(none.contains("parallel.holders=1-3-1"), "{none}");
+        let alone = Ranked::plans(vec![plan(&[4]), plan(&[2, 1])], PlannerName::Dapple);
+        let found = alone.first_that_runs(|_| Ok(())).unwrap();
+        assert_eq!(found.settings, ["parallel.pp=1", "parallel.dp=4"]);
+    }
 }

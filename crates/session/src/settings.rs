@@ -278,7 +278,7 @@ impl Settings {
             return Ok(self);
         }
         // What is measured reads zeros, of which all tokens take the same experts.
-        let costs = measure::costs_of_job(&models.with_all_room(), &self)?;
+        let costs = measure::costs_of_job(&models.with_all_room(), &self, &Parallel::default())?;
         let pipeline = &mut self.parallel.pipeline;
         if splits {
             pipeline.split = StageSplit::Costs(costs.iter().map(InstanceCosts::seconds).collect());

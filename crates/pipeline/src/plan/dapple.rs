@@ -24,6 +24,30 @@ pub fn dapple(
     machines: &[usize],
     bandwidths: [f64; 2],
 ) -> Result<PipelinePlan> {
+    let mut ranked = search(layers, m, machines, bandwidths, FINALISTS)?;
+    Ok(ranked.swap_remove(0))
+}
+
+/// The same with the next best plans behind it: the others of the best five, then more in the order of their estimates.
+pub fn dapple_ranked(
+    layers: &[LayerProfile],
+    m: usize,
+    machines: &[usize],
+    bandwidths: [f64; 2],
+) -> Result<Vec<PipelinePlan>> {
+    search(layers, m, machines, bandwidths, RANKED)
+}
+
+/// How many plans are ranked for those who cannot run the first.
+const RANKED: usize = 32;
+
+fn search(
+    layers: &[LayerProfile],
+    m: usize,
+    machines: &[usize],
+    bandwidths: [f64; 2],
+    most: usize,
+) -> Result<Vec<PipelinePlan>> {
     let devices = machines.iter().sum();
     legal(layers, devices, &bandwidths)?;
     let costs = |part: fn(&LayerProfile) -> f64| Sums::of(layers, part);
@@ -33,19 +57,22 @@ pub fn dapple(
         Search { layers, m, bandwidths, forward, backward, weights, found: Vec::new() };
     search.place(&[], 0, machines, &mut BTreeMap::new());
     search.found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    search.found.truncate(FINALISTS);
-    let mut best: Option<PipelinePlan> = None;
-    for (_, stages) in &search.found {
+    search.found.truncate(most);
+    let plan = |(_, stages): &(f64, Vec<PlacedStage>)| {
         let seconds = search.simulated(stages)?;
-        if best.as_ref().is_none_or(|best| seconds < best.seconds) {
-            let stages = stages.iter().map(|placed| placed.stage.clone()).collect();
-            best = Some(PipelinePlan { stages, seconds });
-        }
+        let stages = stages.iter().map(|placed| placed.stage.clone()).collect();
+        Ok(PipelinePlan { stages, seconds })
+    };
+    let mut ranked: Vec<PipelinePlan> = search.found.iter().map(plan).collect::<Result<_>>()?;
+    let finalists = ranked.len().min(FINALISTS);
+    ranked[..finalists].sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    if ranked.is_empty() {
+        return Err(PipelineError::Costs {
+            what: format!("a step of {m} micro-batches takes too long for a number"),
+            help: "usual fix: a larger unit of time".to_owned(),
+        });
     }
-    best.ok_or_else(|| PipelineError::Costs {
-        what: format!("a step of {m} micro-batches takes too long for a number"),
-        help: "usual fix: a larger unit of time".to_owned(),
-    })
+    Ok(ranked)
 }
 
 /// A stage of a step, or a message between two.

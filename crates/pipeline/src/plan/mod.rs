@@ -11,8 +11,8 @@ mod two_bw;
 use std::fmt;
 use std::ops::Range;
 
-pub use dapple::{DappleStage, dapple, dapple_latency};
-pub use pipedream::{pipedream, pipedream_levels};
+pub use dapple::{DappleStage, dapple, dapple_latency, dapple_ranked};
+pub use pipedream::{pipedream, pipedream_levels, pipedream_ranked};
 pub use two_bw::{TwoBwChoice, TwoBwDemand, two_bw};
 
 use crate::error::{PipelineError, Result};

@@ -6,6 +6,9 @@
 //! those after it busy. The last holder of a round ends its backward later than the first, who would wait for it if it read
 //! the newest weights: where that costs time, such a stage reads weights that are one update older.
 //!
+//! With vertical sync a micro-batch reads on every stage what the same earlier ones made. All stages have such a version after each
+//! common multiple of their holders, so readers change versions there, all together, and all stages are as many micro-batches late.
+//!
 //! Which of that is needed is found by simulation, with stages that take as long as they have holders: no holder may
 //! wait once the pipeline is full. Where one forward more on the first stage is not enough, round robin cannot feed the holders.
 
@@ -15,16 +18,21 @@ use super::rolling::rolling;
 use crate::costs::{Times, TurnCosts};
 use crate::error::{PipelineError, Result};
 use crate::flow;
-use crate::placement::Placement;
+use crate::placement::{Placement, common};
 use crate::schedule::Schedule;
 use crate::simulate::simulate;
 use crate::turn::Turns;
 use crate::words::{counted, listed};
 
 /// PipeDream over stages with these numbers of holders, for steps of `m` micro-batches each.
-pub fn round_robin(holders: &[usize], m: usize, steps: usize) -> Result<Schedule> {
+pub fn round_robin(
+    holders: &[usize],
+    m: usize,
+    steps: usize,
+    vertical_sync: bool,
+) -> Result<Schedule> {
     legal(holders, m)?;
-    match Feeding::of(holders)? {
+    match Feeding::of(holders, vertical_sync)? {
         Some(feeding) => feeding.schedule(holders, m, m * steps),
         None => Err(PipelineError::Shape {
             what: format!("round robin cannot feed the holders {}", listed(holders)),
@@ -33,7 +41,7 @@ pub fn round_robin(holders: &[usize], m: usize, steps: usize) -> Result<Schedule
                  all the time",
                 counted(Feeding::usual(holders, 0).ahead[0] + 2, "micro-batch")
             ),
-            nearest: nearest(holders, m),
+            nearest: nearest(holders, m, vertical_sync),
         }),
     }
 }
@@ -45,11 +53,16 @@ struct Feeding {
     ahead: Vec<usize>,
     /// By stage: how many updates late it is.
     delays: Vec<usize>,
+    /// After how many micro-batches readers of all stages go on to newer versions together; 1 without vertical sync.
+    together: usize,
 }
 
 impl Feeding {
     /// The least with which no holder waits, if there is one.
-    fn of(holders: &[usize]) -> Result<Option<Self>> {
+    fn of(holders: &[usize], vertical_sync: bool) -> Result<Option<Self>> {
+        if vertical_sync {
+            return Self::in_sync(holders);
+        }
         if holders.iter().all(|count| *count == 1) {
             return Ok(Some(Self::usual(holders, 0)));
         }
@@ -64,13 +77,31 @@ impl Feeding {
         Ok(None)
     }
 
+    /// The same, where all stages are as many common multiples of their holders late.
+    fn in_sync(holders: &[usize]) -> Result<Option<Self>> {
+        let together = common(holders);
+        for more in [0, 1] {
+            let mut found = Self { together, ..Self::usual(holders, 0) };
+            found.ahead[0] += more;
+            // A forward comes so many micro-batches before the newest backward of its stage.
+            let least = (found.ahead[0] * holders[0]).div_ceil(together);
+            for late in least..least + LATER {
+                found.delays = holders.iter().map(|count| late * (together / count)).collect();
+                if found.feeds(holders)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// As many forwards as there are holders to keep busy, where stages with several holders read weights that are so many
     /// updates older.
     fn usual(holders: &[usize], older: usize) -> Self {
         let first = |s: usize| holders[s..].iter().sum::<usize>().div_ceil(holders[s]);
         let ahead: Vec<usize> = (0..holders.len()).map(|s| first(s) - 1).collect();
         let late = |(ahead, count): (&usize, &usize)| ahead + if *count > 1 { older } else { 0 };
-        Self { delays: ahead.iter().zip(holders).map(late).collect(), ahead }
+        Self { delays: ahead.iter().zip(holders).map(late).collect(), ahead, together: 1 }
     }
 
     /// Whether no holder waits in the middle of a long row, if a stage takes as long as it has holders.
@@ -109,14 +140,18 @@ impl Feeding {
             rolling(self.ahead[own.stage], count).every(each, own.replica)
         };
         let schedule = Schedule::new("pipedream", all, place, turns)?;
-        let holders = holders.to_vec();
-        Ok(schedule.updating(Updates { holders, ..Updates::new(m, 1, self.delays.clone()) }))
+        let (holders, together) = (holders.to_vec(), self.together);
+        let updates = Updates::new(m, 1, self.delays.clone());
+        Ok(schedule.updating(Updates { holders, together, ..updates }))
     }
 }
 
 /// How many rounds of all holders are simulated, and the least micro-batches.
 const ROUNDS: usize = 8;
 const LEAST: usize = 64;
+
+/// How many delays are tried with vertical sync.
+const LATER: usize = 3;
 
 /// Refuses holders among whom a step's micro-batches cannot be distributed.
 fn legal(holders: &[usize], m: usize) -> Result<()> {
@@ -153,7 +188,7 @@ fn legal(holders: &[usize], m: usize) -> Result<()> {
 }
 
 /// Holders that can be fed and differ the least: fewer before more, later stages first.
-fn nearest(holders: &[usize], m: usize) -> String {
+fn nearest(holders: &[usize], m: usize, vertical_sync: bool) -> String {
     let ones = vec![1; holders.len()];
     let mut reached = vec![holders.to_vec()];
     for _ in 0..NEAR {
@@ -170,7 +205,8 @@ fn nearest(holders: &[usize], m: usize) -> String {
         // Fewer holders are always there; more may not be.
         next.sort_by_key(|other| other.iter().sum::<usize>() > holders.iter().sum());
         let fed = |other: &&Vec<usize>| {
-            legal(other, m).is_ok() && Feeding::of(other).is_ok_and(|found| found.is_some())
+            legal(other, m).is_ok()
+                && Feeding::of(other, vertical_sync).is_ok_and(|found| found.is_some())
         };
         if let Some(found) = next.iter().find(fed) {
             return format!("holders {}", listed(found));
@@ -183,16 +219,6 @@ fn nearest(holders: &[usize], m: usize) -> String {
 /// How many changes of one holder are tried.
 const NEAR: usize = 2;
 
-/// After how many micro-batches all holders are first in turn again.
-fn common(holders: &[usize]) -> usize {
-    fn divisor(a: usize, b: usize) -> usize {
-        if b == 0 { a } else { divisor(b, a % b) }
-    }
-    holders.iter().fold(1, |all: usize, count| {
-        (all / divisor(all, *count).max(1)).saturating_mul(*count).max(1)
-    })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
@@ -201,7 +227,7 @@ mod tests {
     /// By hand: two holders of the first stage take even and odd micro-batches.
     #[test]
     fn holders_take_micro_batches_in_turn() {
-        let schedule = round_robin(&[2, 1], 4, 1).unwrap();
+        let schedule = round_robin(&[2, 1], 4, 1, false).unwrap();
         let words = "0: F0 F2 BW0 BW2\n1: F1 F3 BW1 BW3\n2: F0 BW0 F1 BW1 F2 BW2 F3 BW3\n";
         assert_eq!(schedule.to_string(), words);
         let versions = |group: usize| -> Vec<usize> {
@@ -224,15 +250,35 @@ mod tests {
             (vec![1, 2, 1], vec![4, 1, 0], vec![4, 2, 0]),
             (vec![1, 1, 1], vec![2, 1, 0], vec![2, 1, 0]),
         ] {
-            let found = Feeding::of(&holders).unwrap();
-            assert_eq!(found, Some(Feeding { ahead, delays }), "{holders:?}");
+            let found = Feeding::of(&holders, false).unwrap();
+            assert_eq!(found, Some(Feeding { ahead, delays, together: 1 }), "{holders:?}");
         }
-        assert_eq!(Feeding::of(&[1, 3, 1]).unwrap(), None);
+        assert_eq!(Feeding::of(&[1, 3, 1], false).unwrap(), None);
+    }
+
+    /// A micro-batch reads what the same earlier ones made, on every stage.
+    #[test]
+    fn in_sync_all_stages_read_the_same_micro_batches() {
+        for holders in [vec![2, 1], vec![1, 2], vec![2, 1, 1], vec![4, 2, 1], vec![1, 1, 1]] {
+            let schedule = round_robin(&holders, common(&holders) * 4, 2, true).unwrap();
+            let updates = schedule.updates().unwrap().clone();
+            let made = |stage: usize, m| updates.version(stage, m) * holders[stage] as i64;
+            for microbatch in 0..schedule.microbatches() {
+                let first = made(0, microbatch);
+                assert!(first <= microbatch as i64, "{holders:?}");
+                for stage in 1..holders.len() {
+                    assert_eq!(made(stage, microbatch), first, "{holders:?}, {microbatch}");
+                }
+            }
+        }
+        let delays = |holders: &[usize]| Feeding::of(holders, true).unwrap().unwrap().delays;
+        assert_eq!(delays(&[1, 1, 1]), [2, 2, 2]);
     }
 
     #[test]
     fn holders_that_cannot_be_fed_are_refused() {
-        let said = |holders: &[usize], m| round_robin(holders, m, 1).unwrap_err().to_string();
+        let said =
+            |holders: &[usize], m| round_robin(holders, m, 1, false).unwrap_err().to_string();
         let starved = said(&[1, 3, 1], 6);
         assert!(starved.contains("cannot feed the holders 1-3-1"), "{starved}");
         assert!(starved.contains("holders 1-2-1"), "{starved}");

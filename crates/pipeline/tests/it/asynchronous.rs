@@ -177,9 +177,6 @@ fn holders_are_those_of_pipedream_alone() {
     let said = |named: NamedSchedule, shape| named.build(shape).unwrap_err().to_string();
     let other = said(NamedSchedule::OneFOneB, ScheduleShape::held_by(&[2, 1], 4));
     assert!(other.contains("only pipedream deals"), "{other}");
-    let sync = ScheduleShape::held_by(&[2, 1], 4).vertical_sync(true);
-    let sync = said(NamedSchedule::PipeDream, sync);
-    assert!(sync.contains("holders 2-1 cannot have vertical sync"), "{sync}");
     let count = ScheduleShape { stage_groups: 4, ..ScheduleShape::held_by(&[2, 1], 4) };
     let count = said(NamedSchedule::PipeDream, count);
     assert!(count.contains("the holders 2-1 are not 4 stage groups"), "{count}");

@@ -1,6 +1,6 @@
 //! Schedules written as tables and read back, and tables that are none.
 
-use phalanx_pipeline::{NamedSchedule, csv};
+use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, csv};
 
 use crate::support::{all, build};
 
@@ -93,6 +93,97 @@ fn rounds_that_are_refused() {
     ] {
         assert!(words.iter().all(|words| found.contains(words)), "{found}: {words:?}");
     }
+}
+
+/// A table says how many micro-batches an update of each stage takes: as many more as it has holders.
+#[test]
+fn holders_and_directions_have_rounds() {
+    let held = |holders: &[usize], m| {
+        let shape = ScheduleShape::held_by(holders, m);
+        let synced = NamedSchedule::PipeDream.build(shape.clone().vertical_sync(true)).unwrap();
+        // Where all stages have as many holders, they change versions together anyway.
+        let again = csv::read("pipedream", &csv::write(&synced)).unwrap();
+        assert!(again.all().eq(synced.all()), "{holders:?}");
+        let kept = |own: &Schedule| {
+            let older = |stage| own.updates().unwrap().older(stage);
+            (0..holders.len()).map(older).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&again), kept(&synced), "{holders:?}");
+        let own = NamedSchedule::PipeDream.build(shape).unwrap();
+        let table = csv::write(&own);
+        assert_eq!(csv::read("pipedream", &table).unwrap(), own, "{holders:?}");
+        table
+    };
+    let table = held(&[2, 1, 1], 4);
+    for line in ["0,F,0,0,0,0,-2,2", "1,F,1,0,0,1,-2,2", "2,F,0,0,1,0,-1,1", "3,F,3,0,2,0,3,1"] {
+        assert!(table.lines().any(|own| own == line), "{line}\n{table}");
+    }
+    held(&[4, 2, 1], 8);
+    held(&[2, 2], 4);
+    let read = |table: &str| csv::read("own", table).unwrap_err().to_string();
+    let other: String = table.replace("1,F,1,0,0,1,-2,2", "1,F,1,0,0,1,-2,1");
+    let swapped = table.replace("0,F,0,", "0,F,9,").replace("0,BW,0,", "0,BW,9,");
+    let swapped = swapped.replace("1,F,1,", "1,F,0,").replace("1,BW,1,", "1,BW,0,");
+    let swapped = swapped.replace("0,F,9,", "0,F,1,").replace("0,BW,9,", "0,BW,1,");
+    let swapped = read(&swapped);
+    assert!(swapped.contains("micro-batch 1 of stage 0 is taken by holder 0"), "{swapped}");
+    assert!(swapped.contains("nearest that work: holder 1"), "{swapped}");
+    let other = read(&other);
+    assert!(other.contains("round 1 differs") && other.contains("round 2"), "{other}");
+    let odd = read(&table.replace(",-2,2\n", ",-2,3\n"));
+    assert!(odd.contains("round 3 is not a multiple of 2 holders"), "{odd}");
+    // Each holder would wait for the first backward of the other, which comes after its own next forward.
+    let newer = |line: &str| match line.split(',').collect::<Vec<_>>()[..] {
+        [group @ ("0" | "1"), part, microbatch, ..] => {
+            let holder = group;
+            let update = microbatch.parse::<usize>().unwrap() / 2;
+            format!("{group},{part},{microbatch},0,0,{holder},{update},2\n")
+        }
+        _ => format!("{line}\n"),
+    };
+    let newer: String = table.lines().map(newer).collect();
+    let early = read(&newer);
+    assert!(early.contains("reads version 1 before it exists"), "{early}");
+}
+
+/// Of two holders each has its own backwards in time, but not the other's.
+#[test]
+fn holders_that_wait_for_each_other_are_refused() {
+    let head = "device,part,microbatch,chunk,stage,replica,version,round\n";
+    let own = |rows: &[&str]| {
+        let row = |row: &&str| {
+            let cells: Vec<&str> = row.split(' ').collect();
+            let replica = if cells[3] == "0" { cells[0] } else { "0" };
+            let round = if cells[3] == "0" { 2 } else { 1 };
+            format!(
+                "{},{},{},0,{},{replica},{},{round}\n",
+                cells[0], cells[1], cells[2], cells[3], cells[4]
+            )
+        };
+        format!("{head}{}", rows.iter().map(row).collect::<String>())
+    };
+    let rows = [
+        &["0 F 0 0 0", "0 BW 0 0 0", "0 F 2 0 1", "0 BW 2 0 1"][..],
+        &["1 F 1 0 0", "1 BW 1 0 0", "1 F 3 0 1", "1 BW 3 0 1"],
+        &["2 F 0 1 0", "2 BW 0 1 0", "2 F 1 1 1", "2 BW 1 1 1"],
+        &["2 F 2 1 2", "2 BW 2 1 2", "2 F 3 1 3", "2 BW 3 1 3"],
+    ];
+    assert!(csv::read("own", &own(&rows.concat())).is_ok());
+    // The last stage begins with micro-batch 2 before 1, and the first holder's second forward waits for the backward of 1.
+    let rows = [
+        &["0 F 0 0 0", "0 BW 0 0 0", "0 F 2 0 1", "0 BW 2 0 1"][..],
+        &["1 F 1 0 0", "1 BW 1 0 0", "1 F 3 0 1", "1 BW 3 0 1"],
+        &["2 F 0 1 -1", "2 BW 0 1 -1", "2 F 2 1 1", "2 F 1 1 0"],
+        &["2 BW 1 1 0", "2 BW 2 1 1", "2 F 3 1 2", "2 BW 3 1 2"],
+    ];
+    let stuck = csv::read("own", &own(&rows.concat())).unwrap_err().to_string();
+    assert!(stuck.contains("waits for version 1 of its weights"), "{stuck}");
+    // The gradient of micro-batch 1 would make version 2 before version 1 exists.
+    let turned = csv::write(&build(NamedSchedule::PipeDream, 1, 2));
+    let mut lines: Vec<&str> = turned.lines().collect();
+    lines[1..].rotate_left(2);
+    let turned = csv::read("own", &lines.join("\n")).unwrap_err().to_string();
+    assert!(turned.contains("update 2 before update 1"), "{turned}");
 }
 
 #[test]

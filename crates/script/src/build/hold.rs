@@ -114,10 +114,10 @@ pub(super) fn own(unit: &Unit, ranks: RankOnMesh<'_>) -> Range<usize> {
     shard * size..(shard + 1) * size
 }
 
-/// Buffers for what a rank keeps of each unit that is trained, of whose weights so many older versions are read.
+/// Buffers for what a rank keeps of each unit that is trained, of whose weights so many older versions are kept.
 pub(super) fn buffers(
     script: &mut Script,
-    (units, delays, previews): (&[Unit], &[usize], bool),
+    (units, kept, previews): (&[Unit], &[usize], bool),
     precision: Precision,
     optimizer: Optimizer,
     ranks: RankOnMesh<'_>,
@@ -126,7 +126,7 @@ pub(super) fn buffers(
     for (number, unit) in units.iter().enumerate() {
         let mut keeper = Keeper { script, unit, number, ranks };
         let weights = keeper.keep(StateKind::Weights, precision.weights);
-        let older = (1..=delays[number]).map(StateKind::Older);
+        let older = (1..=kept[number]).map(StateKind::Older);
         let older = older.map(|kind| keeper.keep(kind, precision.weights)).collect();
         let preview = previews.then(|| keeper.keep(StateKind::Preview, precision.weights));
         let mut gradient = keeper.keep(StateKind::Gradient, precision.grads);

@@ -1,6 +1,6 @@
 //! Where the versions of a unit's weights lie while a script is built.
 //!
-//! A unit whose readers are d updates late has d + 1 buffers. When an update is due, its own micro-batches were the
+//! A unit of which d older versions are kept has d + 1 buffers: if its readers are d updates late, exactly those that are read. When an update is due, its own micro-batches were the
 //! last that read the oldest version, so the new one takes its place: a ring, in which nothing is copied and no more than
 //! d + 1 versions ever exist. Every script must end as it began, with the newest version first. After whole turns of
 //! the ring it does; the few updates after them move each version on by one buffer and update the first in place.
@@ -64,9 +64,9 @@ impl<'a> VersionPlaces<'a> {
             return;
         }
         script.updates = self.world.updates.clone();
-        for (unit, &UnitTiming { delay, .. }) in self.timings.iter().enumerate() {
+        for (unit, timing) in self.timings.iter().enumerate() {
             let aged = |age| VersionedBuffer { buffer: self.buffers[unit].aged(age), unit, age };
-            script.versioned.extend((0..=delay).map(aged));
+            script.versioned.extend((0..=timing.older()).map(aged));
         }
     }
 
@@ -98,7 +98,7 @@ impl<'a> VersionPlaces<'a> {
         dtype: DType,
     ) -> Result<NextVersion, ScriptError> {
         let (from, next) = (self.place(unit, self.done[unit] as i64), self.done[unit] + 1);
-        let kept = self.timings[unit].delay + 1;
+        let kept = self.kept(unit);
         if next <= self.ringed(unit) {
             let into = self.buffers[unit].aged(ring(next as i64, kept));
             return Ok(NextVersion { from, into });
@@ -131,18 +131,23 @@ impl<'a> VersionPlaces<'a> {
     }
 
     fn version(&self, unit: usize, turn: ScheduledRun) -> i64 {
-        let update = self.world.update_of(self.timings[unit], turn.microbatch);
-        update as i64 - self.timings[unit].delay as i64
+        let timing = self.timings[unit];
+        timing.version(self.world.update_of(timing, turn.microbatch))
     }
 
     /// Updates that go around in whole turns.
     fn ringed(&self, unit: usize) -> usize {
-        self.updates[unit] - self.updates[unit] % (self.timings[unit].delay + 1)
+        self.updates[unit] - self.updates[unit] % self.kept(unit)
+    }
+
+    /// How many versions there are.
+    fn kept(&self, unit: usize) -> usize {
+        self.timings[unit].older() + 1
     }
 
     fn place(&self, unit: usize, version: i64) -> BufferId {
         let age = match self.done[unit] < self.ringed(unit) {
-            true => ring(version, self.timings[unit].delay + 1),
+            true => ring(version, self.kept(unit)),
             false => (self.done[unit] as i64 - version) as usize,
         };
         self.buffers[unit].aged(age)

@@ -199,16 +199,13 @@ impl<'a> World<'a> {
     /// When a unit is updated. That is the same for all its parameters, because an update takes the gradients of all
     /// that read them.
     pub(crate) fn timing(&self, unit: &Unit) -> Result<UnitTiming, ScriptError> {
-        let usual = UnitTiming { delay: 0, holders: 1 };
+        let usual = UnitTiming::AT_ONCE;
         let Some(updates) = &self.updates else { return Ok(usual) };
         let reads = |(_, instance): &(usize, &Instance)| {
             unit.members.iter().any(|own| instance.params.values().any(|&p| p == own.param))
         };
         let readers = self.model.instances().iter().enumerate().filter(reads);
-        let timing = |index: usize| UnitTiming {
-            delay: updates.delays[index],
-            holders: updates.holders[index],
-        };
+        let timing = |index: usize| updates.timing(index);
         let timings: BTreeSet<UnitTiming> = readers.map(|(index, _)| timing(index)).collect();
         match timings.len() {
             0 | 1 => Ok(timings.into_iter().next().unwrap_or(usual)),

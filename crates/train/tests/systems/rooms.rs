@@ -230,3 +230,22 @@ fn what_room_cannot_mean_is_refused() {
         assert!(error.contains(why), "{error}");
     }
 }
+
+/// Schedules that park micro-batches, hold several chunks, or train in both directions.
+#[test]
+fn rooms_fit_into_other_schedules() {
+    let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+    for sets in [
+        &[
+            "parallel.pp=4",
+            "parallel.schedule=bpipe",
+            "train.microbatches=8",
+            "train.batch_size=16",
+        ][..],
+        &["parallel.pp=2", "parallel.schedule=interleaved", "train.microbatches=2"],
+        &["parallel.pp=2", "parallel.schedule=chimera", "train.microbatches=2"],
+    ] {
+        let rooms = same(&[&f32[..], &EP2, &["model.layers=4"], sets].concat());
+        assert!(rooms.iter().any(|own| own.repeats > 0), "{sets:?}: {rooms:?}");
+    }
+}

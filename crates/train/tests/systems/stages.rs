@@ -3,7 +3,7 @@
 use phalanx_pipeline::{NamedSchedule, Part, Placement, Schedule, Turn};
 use phalanx_script::{Action, BufferKey, Kind, Message, Script, check_together};
 use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, SharedStrategy};
-use phalanx_spmd::strategies::{Ddp, Fsdp, Megatron, Sequence, Zero};
+use phalanx_spmd::strategies::{DataParallel, Ddp, Fsdp, Megatron, Sequence, Zero};
 
 use crate::planted::without;
 
@@ -141,6 +141,9 @@ fn tied_weights_on_meshes_that_differ_may_lie_in_shards() {
         (one, NamedSchedule::ZbH1, vec![zero(3)]),
         (two, NamedSchedule::OneFOneB, vec![zero(3)]),
         (one, NamedSchedule::OneFOneB, vec![shared(Fsdp::default())]),
+        (one, NamedSchedule::OneFOneB, vec![shared(DataParallel::default())]),
+        (two, NamedSchedule::PipeDream2bw, vec![shared(Ddp::default())]),
+        (one, NamedSchedule::PipeDream2bw, vec![zero(2)]),
     ] {
         let names: Vec<&str> = more.iter().map(|own| own.name()).collect();
         let what = format!("{meshes:?}, {named}, {names:?}");
