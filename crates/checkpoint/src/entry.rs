@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use phalanx_ir::ops::Deal;
 use serde::{Deserialize, Serialize};
 
 /// The kind of a parameter's value in full precision.
@@ -22,6 +23,19 @@ pub struct ParamBlock {
     pub start: Vec<usize>,
     /// The extent of the block in each dim, with its padding.
     pub extent: Vec<usize>,
+    /// To how many ranks the first dim is dealt: the block is one of [`Param::dealt`](phalanx_ir::Param::dealt). It has no padding
+    /// there then.
+    #[serde(default = "not_dealt", skip_serializing_if = "is_not_dealt")]
+    pub dealt: usize,
+}
+
+fn not_dealt() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_not_dealt(dealt: &usize) -> bool {
+    *dealt == not_dealt()
 }
 
 /// A piece of a file: consecutive elements of a rank's block of one parameter's state.
@@ -59,7 +73,7 @@ impl ParamBlock {
     /// The whole of a parameter.
     pub fn whole(shape: &[usize]) -> Self {
         let (shape, start) = (shape.to_vec(), vec![0; shape.len()]);
-        Self { extent: shape.clone(), shape, start }
+        Self { extent: shape.clone(), shape, start, dealt: not_dealt() }
     }
 
     /// Whether its numbers fit together.
@@ -70,7 +84,13 @@ impl ParamBlock {
             values.len() == dims && product.is_some()
         };
         let ends = self.start.iter().zip(&self.extent).all(|(a, b)| a.checked_add(*b).is_some());
-        fits(&self.shape) && self.start.len() == dims && fits(&self.extent) && ends
+        let dealt = self.dealt == 1
+            || self.shape.first().is_some_and(|&all| {
+                self.dealt > 0
+                    && all.is_multiple_of(self.dealt)
+                    && self.start[0] + self.extent[0] <= all
+            });
+        fits(&self.shape) && self.start.len() == dims && fits(&self.extent) && ends && dealt
     }
 
     /// Elements, padding included.
@@ -80,6 +100,24 @@ impl ParamBlock {
 
     /// The valid elements of a range of the block, as runs of the whole parameter.
     pub fn runs(&self, elements: &Range<usize>) -> Vec<StoredRun> {
+        let runs = self.placed(elements);
+        let (Some((&experts, rest)), true) = (self.shape.split_first(), self.dealt > 1) else {
+            return runs;
+        };
+        let (deal, each) = (Deal { experts, parts: self.dealt, per: 1 }, rest.iter().product());
+        let own = |run: StoredRun| {
+            let mut at = run.at;
+            let stored = move |(global, len)| {
+                at += len;
+                StoredRun { global, len, at: at - len }
+            };
+            deal.runs(run.global..run.global + run.len, each).into_iter().map(stored)
+        };
+        runs.into_iter().flat_map(own).collect()
+    }
+
+    /// The same as if the first dim was not dealt.
+    fn placed(&self, elements: &Range<usize>) -> Vec<StoredRun> {
         // Trailing dims that the block has whole form one row.
         let whole = |d: usize| self.start[d] == 0 && self.extent[d] == self.shape[d];
         let mut inner = self.shape.len();
@@ -173,7 +211,7 @@ mod tests {
             (vec![3, 4, 5], vec![2, 2, 3], vec![2, 3, 3]),
         ];
         for (shape, start, extent) in cases {
-            let block = ParamBlock { shape, start, extent };
+            let block = ParamBlock { shape, start, extent, dealt: 1 };
             let all = block.elements();
             for first in 0..=all {
                 for end in first..=all {
@@ -188,8 +226,29 @@ mod tests {
 
     #[test]
     fn rows_of_whole_trailing_dims_are_one_run() {
-        let block =
-            ParamBlock { shape: vec![8, 3, 2], start: vec![2, 0, 0], extent: vec![4, 3, 2] };
+        let block = ParamBlock {
+            shape: vec![8, 3, 2],
+            start: vec![2, 0, 0],
+            extent: vec![4, 3, 2],
+            dealt: 1,
+        };
         assert_eq!(block.runs(&(0..24)), [StoredRun { global: 12, len: 24, at: 0 }]);
+    }
+
+    /// Eight experts that are dealt to four ranks: the second one has experts 1 and 5, cut by columns here.
+    #[test]
+    fn dealt_blocks_are_the_experts_of_their_rank() {
+        let (shape, start) = (vec![8, 3, 4], vec![2, 0, 2]);
+        let block = ParamBlock { shape, start, extent: vec![2, 3, 2], dealt: 4 };
+        assert!(block.is_sound());
+        let expected = [1, 5].map(|expert| [0, 1, 2].map(|row| expert * 12 + row * 4 + 2));
+        let runs = block.runs(&(0..12)).into_iter();
+        let expected = expected.as_flattened().iter().enumerate();
+        let expected: Vec<_> =
+            expected.map(|(i, &global)| StoredRun { global, len: 2, at: 2 * i }).collect();
+        assert_eq!(runs.collect::<Vec<_>>(), expected);
+        let uneven = ParamBlock { dealt: 3, ..block.clone() };
+        let padded = ParamBlock { start: vec![7, 0, 2], ..block };
+        assert!(!uneven.is_sound() && !padded.is_sound());
     }
 }

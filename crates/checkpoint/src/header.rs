@@ -164,7 +164,12 @@ mod tests {
             kind: "master".to_owned(),
             version: 0,
             replica: 0,
-            block: ParamBlock { shape: vec![10, 4], start: vec![2, 0], extent: vec![4, 4] },
+            block: ParamBlock {
+                shape: vec![10, 4],
+                start: vec![2, 0],
+                extent: vec![4, 4],
+                dealt: 1,
+            },
             elements,
         };
         PlacedEntry { entry, dtype: DType::F32, at }

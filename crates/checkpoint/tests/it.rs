@@ -43,7 +43,7 @@ fn divided(draws: &mut Draws, shape: &[usize]) -> Vec<(ParamBlock, Range<usize>)
             start[dim] = rest % parts[dim] * extent[dim];
             rest /= parts[dim];
         }
-        let block = ParamBlock { shape: shape.to_vec(), start, extent: extent.clone() };
+        let block = ParamBlock { shape: shape.to_vec(), start, extent: extent.clone(), dealt: 1 };
         let shards = 1 + draws.below(4);
         let size = block.elements().div_ceil(shards);
         for shard in 0..shards {

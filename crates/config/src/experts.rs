@@ -55,6 +55,16 @@ choice! {
 }
 
 choice! {
+    /// Which experts the ranks of ep have.
+    pub enum PlacementKind {
+        /// Neighbours: of 8 experts on 4 ranks, the first one has 0 and 1.
+        Block = "block",
+        /// Dealt one by one: of 8 experts on 4 ranks, the first one has 0 and 4.
+        RoundRobin = "round-robin",
+    }
+}
+
+choice! {
     /// Which calls between ranks go first.
     pub enum CommPriority {
         /// Those that were started first.
@@ -208,6 +218,14 @@ impl ParallelConfig {
             .because("every rank has all experts")
             .fix("parallel.ep = 2, or leave parallel.expert_exchange out")
         });
+        let dealt = self.expert_placement == PlacementKind::RoundRobin;
+        values.rule(&["parallel.expert_placement", "parallel.ep"], !dealt || ep > 1, || {
+            Problem::new(
+                "parallel.expert_placement = \"round-robin\" has no effect with parallel.ep = 1",
+            )
+            .because("every rank has all experts")
+            .fix("parallel.ep = 2, or leave parallel.expert_placement out")
+        });
         let steps = kind != ExchangeKind::Hierarchical || ep == 1 || two_factors(ep).is_some();
         values.rule(&keys, steps, || {
             let degrees = near(ep, |n| two_factors(n).is_some());
@@ -270,18 +288,9 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// Rejects weights that are gathered for packed rows, and an order of calls that would have no effect or that a
-    /// GPU does not keep.
+    /// Rejects an order of calls that would have no effect or that a GPU does not keep.
     pub(crate) fn check_priority(&self, values: &mut Values) {
-        let gathered = self.parallel.expert_exchange == ExchangeKind::Weights;
         let packed = self.model.experts > 0 && self.model.capacity.get() == 0.0;
-        values.rule(&["parallel.expert_exchange", "model.capacity"], !(gathered && packed), || {
-            Problem::new(
-                "parallel.expert_exchange = \"weights\" does not work with model.capacity = 0",
-            )
-            .because("rows that are packed by expert are divided by expert")
-            .fix("model.capacity = 1.25, or parallel.expert_exchange = \"all-to-all\"")
-        });
         self.parallel.check_slack(packed, values);
         let (ep, lina) =
             (self.parallel.ep.get(), self.parallel.comm_priority == CommPriority::Lina);

@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
-pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, RouterKind};
+pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, PlacementKind, RouterKind};
 pub use holders::{PipelineSplit, PlanKind, StageCounts};
 pub use key::Key;
 pub use listing::listing;

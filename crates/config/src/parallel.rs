@@ -5,7 +5,7 @@ use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
 use super::context::{CpKind, CpOrder};
-use super::experts::{CommPriority, ExchangeKind};
+use super::experts::{CommPriority, ExchangeKind, PlacementKind};
 use super::holders::{PipelineSplit, PlanKind, StageCounts};
 use super::key::section;
 use super::setting::{Count, NonNegative, Positive, Setting, choice, quoted, words};
@@ -29,6 +29,8 @@ section! {
         ep: Count = "1"; aka "expert_parallel" "expert_model_parallel_size" "expert_parallel_degree" "ep_size",
         /// How tokens meet the experts of other ranks.
         expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
+        /// Which experts the ranks of ep have. block: neighbours; round-robin: dealt one by one.
+        expert_placement: PlacementKind = "block"; aka "expert_distribution",
         /// Room for the rows of dropless experts that a rank gets, as a multiple of its even share. A step that
         /// lacks room changes nothing and is taken again with twice as much. 0: for the worst choices.
         expert_slack: NonNegative = "1.25"; aka "moe_expert_rank_capacity_factor" "expert_rank_capacity_factor",

@@ -251,6 +251,7 @@ pub(crate) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::TopKGrad(_)
         | Op::Assign(_)
         | Op::Queue(_)
+        | Op::Deal(_)
         | Op::Histogram(_)
         | Op::Dispatch(_)
         | Op::Combine(_)

@@ -116,6 +116,7 @@ impl Chain {
                 },
                 decay: shape.len() > 1,
                 init: init(&port.name),
+                dealt: 1,
                 shape,
             })?;
             params.insert(port.name.clone(), number);

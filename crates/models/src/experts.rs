@@ -16,7 +16,7 @@ mod losses;
 mod room;
 mod skew;
 
-use phalanx_ir::ops::{CompareKind, Matmul, NoiseKind, Queue};
+use phalanx_ir::ops::{CompareKind, Deal, Matmul, NoiseKind, Queue};
 use phalanx_ir::{Builder, Init, IrError, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
@@ -33,6 +33,9 @@ pub struct Experts {
     pub capacity: Option<f64>,
     /// Among how many ranks experts are divided, where nobody is dropped: rows are packed for each of them.
     pub parts: usize,
+    /// To how many ranks experts are dealt round robin: with eight on four, the first rank has 0 and 4. 1: ranks have
+    /// neighbours, the first one 0 and 1.
+    pub dealt: usize,
     /// Room for the rows of each such rank in training, as a multiple of their even share; none: for the worst choices.
     /// A step that lacks room is taken again with more.
     pub slack: Option<f64>,
@@ -161,6 +164,7 @@ impl Experts {
             router,
             capacity: Some(1.25),
             parts: 1,
+            dealt: 1,
             slack: None,
             regions: None,
             group: None,
@@ -186,6 +190,11 @@ impl Experts {
         let count = ExpertLayers { layers, every, count, late }.of(layer)?;
         let name = if count == self.count { "expert_block" } else { "late_expert_block" };
         Some((name, Self { count, late: None, ..self.clone() }))
+    }
+
+    /// Whether a parameter of this name is one of those that ranks have parts of: a matrix for each expert.
+    pub(crate) fn divides(name: &str) -> bool {
+        ["experts.gate", "experts.up", "experts.down"].iter().any(|own| name.ends_with(own))
     }
 
     /// The initial values of an expert's weights, or the router's, where they have a scale of their own: of a
@@ -223,10 +232,14 @@ impl Experts {
             }
         };
         let stands = self.stands(gates, purpose);
+        let place = match self.dealt {
+            1 => index,
+            parts => index.deal(Deal { experts: count, parts, per: 1 }),
+        };
         let packed = self.is_packed(purpose);
         // With a region for every expert, places are what packed rows have there.
         let of = Queue { experts: count, parts: count, room: capacity };
-        let placed = (!packed).then(|| x.queue(index, of, stands));
+        let placed = (!packed).then(|| x.queue(place, of, stands));
         let chosen = (purpose == Purpose::Train).then(|| match stands {
             None => index.histogram(count, 1, chances.dtype()),
             // With a place for every token, only choices that don't stand have none.
@@ -257,9 +270,9 @@ impl Experts {
                     true => x,
                     false => x.reshape([shape[0], shape[1], shape[2], last]),
                 };
-                let [index, gates] = [index, gates].map(|x| wide(x, k));
+                let [place, gates] = [place, gates].map(|x| wide(x, k));
                 let (of, stands) = (self.queue(shape[2], purpose), stands.map(|x| wide(x, k)));
-                let (rows, slot, counts) = wide(x, width).queue(index, of, stands);
+                let (rows, slot, counts) = wide(x, width).queue(place, of, stands);
                 chosen.into_iter().for_each(|chosen| self.tell_lacking(b, chosen, slot, of));
                 let product = |w| rows.grouped_matmul(w, counts);
                 let inner = product(gate).silu() * product(up);
@@ -378,6 +391,8 @@ impl Experts {
             )
         })?;
         check.divides(("parts", self.parts), experts)?;
+        check.sizes(&[("dealt", self.dealt)])?;
+        check.divides(("dealt", self.dealt), experts)?;
         check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
         let factors = [
             ("capacity", self.capacity),

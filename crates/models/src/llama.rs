@@ -172,7 +172,8 @@ impl Architecture for Llama {
             chain.under(&format!("blocks.{layer}"), block, init)?;
         }
         chain.once(self.head(shape, compute, purpose), init)?;
-        Ok(chain.finish())
+        let dealt = self.experts.as_ref().map_or(1, |experts| experts.dealt);
+        Ok(chain.finish().dealing(dealt, |param| Experts::divides(&param.name)))
     }
 
     fn with_more_room(&self) -> Option<Box<dyn Architecture>> {

@@ -277,6 +277,22 @@ impl Store {
     /// The elements of a member that a buffer holds: their indices in the whole parameter, and
     /// where in the buffer they lie.
     fn placed(&self, member: &Member, held: &HeldRange) -> Vec<Placed> {
+        let placed = self.as_read(member, held);
+        let param = &self.params[member.param];
+        let Some(deal) = param.deal() else { return placed };
+        let each = held.of.shape(&param.shape)[1..].iter().product();
+        let own = |Placed { global, mut at }: Placed| {
+            let placed = move |(start, len)| {
+                at += len;
+                Placed { global: start..start + len, at: at - len }
+            };
+            deal.runs(global, each).into_iter().map(placed)
+        };
+        placed.into_iter().flat_map(own).collect()
+    }
+
+    /// The same, by indices of the parameter as programs read it.
+    fn as_read(&self, member: &Member, held: &HeldRange) -> Vec<Placed> {
         let (part, at) = held.part(member);
         if held.of != StateOf::Elements {
             return vec![Placed { global: part, at }];

@@ -51,7 +51,7 @@ fn weights(dir: &Path, run: &str) -> Vec<u8> {
     bytes
 }
 
-const LAYOUTS: [&[&str]; 16] = [
+const LAYOUTS: [&[&str]; 17] = [
     &[],
     &["parallel.dp=2"],
     &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
@@ -98,6 +98,15 @@ const LAYOUTS: [&[&str]; 16] = [
     &["parallel.dp=2", "parallel.sync=dataparallel", "precision.weights=bf16"],
     // Ranks have different experts.
     &["parallel.dp=4", "parallel.ep=2", "parallel.zero=1", "model.experts=4"],
+    // Which are dealt to them.
+    &[
+        "parallel.dp=4",
+        "parallel.ep=2",
+        "parallel.zero=1",
+        "model.experts=4",
+        "parallel.expert_placement=round-robin",
+        "optim.kind=adafactor",
+    ],
 ];
 
 #[test]
@@ -237,10 +246,12 @@ fn experts_go_on_on_other_ranks() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let base = ["precision.compute=f64", "model.experts=4", "train.batch_size=8"];
-    let layouts: [&[&str]; 3] = [
-        &["parallel.dp=1", "parallel.ep=1", "parallel.zero=0"],
-        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=3"],
-        &["parallel.dp=4", "parallel.ep=4", "parallel.zero=1"],
+    let block = "parallel.expert_placement=block";
+    let layouts: [&[&str]; 4] = [
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_placement=round-robin"],
+        &["parallel.dp=1", "parallel.ep=1", "parallel.zero=0", block],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=3", block],
+        &["parallel.dp=4", "parallel.ep=4", "parallel.zero=1", block],
     ];
     let whole = steps(&run(dir, "whole", 4, &base));
     for (number, from) in layouts.iter().enumerate() {

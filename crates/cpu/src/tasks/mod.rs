@@ -182,9 +182,12 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
-        Op::TopK(_) | Op::TopKGrad(_) | Op::Assign(_) | Op::Queue(_) | Op::Histogram(_) => {
-            routing::compile(op)
-        }
+        Op::TopK(_)
+        | Op::TopKGrad(_)
+        | Op::Assign(_)
+        | Op::Queue(_)
+        | Op::Deal(_)
+        | Op::Histogram(_) => routing::compile(op),
         Op::Dispatch(_) | Op::Combine(_) | Op::GateGrad(_) => dispatch::compile(op),
         Op::GroupedMatmul(of) => grouped::product(op, *of),
         Op::GroupedMatmulGrad(_) => grouped::gradient(op),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
-use phalanx_ir::ops::{Assign, Histogram, Queue};
+use phalanx_ir::ops::{Assign, Deal, Histogram, Queue};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::CpuElement;
@@ -35,6 +35,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             let choices = choices(&index);
             task(Queues { of: *of, choices, first, index, stands, slots, counts })
         }
+        Op::Deal(of) => task(Dealt { of: *of, numbers: op.input(0), out: op.output(0) }),
         Op::Histogram(of) => {
             let (numbers, out, value) = (op.input(0), op.output(0), op.instr.outputs[0]);
             let part = op.part(value, out.shape.len() - 1);
@@ -245,6 +246,29 @@ impl Task for Queues {
 
     fn scratch(&self, _workers: usize) -> usize {
         2 * self.of.experts * size_of::<i32>()
+    }
+}
+
+/// The places of dealt experts.
+struct Dealt {
+    of: Deal,
+    numbers: Var,
+    out: Var,
+}
+
+impl Task for Dealt {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let own = share.of(self.out.elements());
+        vec![self.numbers.reads(own.clone()), self.out.writes(own)]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let own = cx.share.of(self.out.elements());
+        // SAFETY: the task declared these accesses, and the types are the values'.
+        let (numbers, out) = unsafe {
+            (cx.get::<i32>(&self.numbers, own.clone()), cx.get_mut::<i32>(&self.out, own))
+        };
+        out.iter_mut().zip(numbers).for_each(|(out, number)| *out = self.of.apply(*number));
     }
 }
 

@@ -24,7 +24,7 @@ fn model() -> Model {
     let params: BTreeMap<String, usize> = (["a", "b"].into_iter())
         .map(|name| {
             let (init, shape) = (Init::Constant(0.0), vec![COLUMNS]);
-            let param = Param { name: name.to_owned(), shape, init, decay: false };
+            let param = Param { name: name.to_owned(), shape, init, decay: false, dealt: 1 };
             (name.to_owned(), model.param(param).unwrap())
         })
         .collect();

@@ -134,6 +134,15 @@ __global__ void histogram(const int* numbers, T* out, i64 groups, Choices of, i6
     }
 }
 
+// The places of experts that are dealt to `parts` ranks, a thread for each number.
+__global__ void deal(const int* numbers, int* out, i64 elements, i64 experts, i64 parts, i64 per) {
+    for (i64 at = thread_index(); at < elements; at += thread_count()) {
+        i64 number = numbers[at], expert = number / per;
+        if (number < 0 || expert >= experts) out[at] = (int)number;
+        else out[at] = (int)((expert % parts * (experts / parts) + expert / parts) * per + number % per);
+    }
+}
+
 // How dispatched rows lie here: all experts and their places; the first expert that is here and how many
 // are; groups; rows of an expert and a group.
 struct Cells {

@@ -1,7 +1,7 @@
 //! Choices of experts, places of tokens, and rows that go there and come back.
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::Queue;
+use phalanx_ir::ops::{Deal, Queue};
 use phalanx_ir::{Op, ValueId};
 
 use super::{Arg, Operation, Task, Tasks, Var};
@@ -13,6 +13,7 @@ pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
         Op::TopKGrad(_) => top_k_grad(op),
         Op::Assign(of) => assign(op, of.experts, of.capacity),
         Op::Queue(of) => queue(op, of),
+        Op::Deal(of) => deal(op, &of),
         Op::Histogram(of) => histogram(op, of.size, of.per),
         Op::Dispatch(_) => dispatch(op),
         Op::Combine(_) => combine(op),
@@ -78,6 +79,13 @@ fn queue(op: &Operation<'_>, queue: Queue) -> Result<Tasks, EngineError> {
     args.extend(ints([queue.experts, queue.parts, queue.room, first, part.len(), stride]));
     let kernel = KernelSpec::of(Source::Routing, "queue", &["u8"]);
     Ok(vec![op.over(groups * (queue.experts + 1) * WARP, kernel, args)])
+}
+
+fn deal(op: &Operation<'_>, of: &Deal) -> Result<Tasks, EngineError> {
+    let (numbers, out) = (op.input(0), op.output(0));
+    let mut args = vec![numbers.arg(), out.arg()];
+    args.extend(ints([out.elements(), of.experts, of.parts, of.per]));
+    Ok(vec![op.over(out.elements(), KernelSpec::of(Source::Routing, "deal", &[]), args)])
 }
 
 fn histogram(op: &Operation<'_>, size: usize, per: usize) -> Result<Tasks, EngineError> {

@@ -129,13 +129,17 @@ fn experts(lowered: &Lowered, rank: usize) -> Vec<bool> {
     let instances = lowered.model.instances().iter();
     let types = instances.flat_map(|instance| {
         let own = instance.params.keys().filter(|local| local.starts_with("experts."));
-        own.filter_map(|local| compiled.param_type(instance.segment, local))
+        own.filter_map(|local| {
+            let param = &lowered.model.params()[instance.params[local]];
+            compiled.param_type(instance.segment, local).map(|ty| (ty, param.deal()))
+        })
     });
     // Their weights are a matrix for each expert; a router has one for all.
-    let matrices = types.filter(|ty| ty.shape.len() == 3);
-    let Some(ty) = matrices.max_by_key(|ty| ty.shape[0]) else { return Vec::new() };
+    let matrices = types.filter(|(ty, _)| ty.shape.len() == 3);
+    let Some((ty, deal)) = matrices.max_by_key(|(ty, _)| ty.shape[0]) else { return Vec::new() };
     let part = ty.part(0, at.mesh, at.rank);
-    let held: BTreeSet<usize> = (0..part.len()).map(|i| part.global(i)).collect();
+    let expert = |place: usize| deal.map_or(place, |deal| deal.expert(place));
+    let held: BTreeSet<usize> = (0..part.len()).map(|i| expert(part.global(i))).collect();
     (0..ty.shape[0]).map(|expert| held.contains(&expert)).collect()
 }
 
@@ -215,6 +219,9 @@ mod tests {
         assert_eq!(four, [[0, 1], [2, 3], [4, 5], [6, 7]]);
         let two = of(&["parallel.dp=4", "parallel.ep=2"]);
         assert_eq!(two, [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]);
+        let dealt =
+            of(&["parallel.dp=4", "parallel.ep=4", "parallel.expert_placement=round-robin"]);
+        assert_eq!(dealt, [[0, 4], [1, 5], [2, 6], [3, 7]]);
         assert_eq!(of(&["parallel.dp=2"]), [[0, 1, 2, 3, 4, 5, 6, 7]; 2]);
         assert!(holdings(&["parallel.dp=2"]).ranks[0].experts.is_empty());
     }

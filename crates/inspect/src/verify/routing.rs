@@ -90,8 +90,13 @@ fn with_slots(segment: &Program) -> Program {
         Op::Dispatch(_) => Some(vec![(port::SLOT, instr.inputs[1])]),
         _ => None,
     });
+    // Slots are of experts, wherever these are.
+    let dealt = |slot| {
+        let deal = segment.instrs().iter().find(|instr| instr.outputs.contains(&slot));
+        deal.filter(|deal| matches!(deal.op, Op::Deal(_))).map_or(slot, |deal| deal.inputs[0])
+    };
     let shown = shown.into_iter().flatten();
-    shown.for_each(|(name, value)| exposing.output(name, Role::Probe, value));
+    shown.for_each(|(name, value)| exposing.output(name, Role::Probe, dealt(value)));
     exposing
 }
 

@@ -1,7 +1,7 @@
 //! Tensor code of experts: choices, places, and rows that go there and come back.
 
 use super::Tensor;
-use crate::ops::{Assign, Combine, Dispatch, GroupedMatmul, Histogram, Queue, TopK};
+use crate::ops::{Assign, Combine, Deal, Dispatch, GroupedMatmul, Histogram, Queue, TopK};
 
 impl<'b> Tensor<'b> {
     /// The `k` largest elements of each row, and their indices.
@@ -33,6 +33,11 @@ impl<'b> Tensor<'b> {
     /// Packed rows times the matrices of their experts.
     pub fn grouped_matmul(self, weights: Tensor<'b>, counts: Tensor<'b>) -> Tensor<'b> {
         self.builder.apply(GroupedMatmul { transposed: false }, &[self, weights, counts])
+    }
+
+    /// The same numbers with the places of experts that are dealt to ranks, where there were experts.
+    pub fn deal(self, of: Deal) -> Tensor<'b> {
+        self.builder.apply(of, &[self])
     }
 
     /// How often each number below `size` comes in each group, after division by `per`.

@@ -65,7 +65,7 @@ pub use random::{Dropout, Noise, NoiseKind};
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
 pub use rotary::{RopeScaling, Rotary};
-pub use routing::{Assign, Histogram, Queue, TopK, TopKGrad};
+pub use routing::{Assign, Deal, Histogram, Queue, TopK, TopKGrad};
 pub use shape::{Concat, Pad, Slice, Transpose};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use window::{Window, WindowSpan};
@@ -297,6 +297,7 @@ ops! {
     TopKGrad(TopKGrad),
     Assign(Assign),
     Queue(Queue),
+    Deal(Deal),
     Histogram(Histogram),
     Dispatch(Dispatch),
     Combine(Combine),
@@ -323,6 +324,9 @@ impl Op {
             return op;
         }
         if let Some(op) = collective::read(name, axes, attrs) {
+            return op;
+        }
+        if let Some(op) = routing::read(name, attrs) {
             return op;
         }
         Ok(match name {
@@ -382,21 +386,6 @@ impl Op {
             "cross_entropy" => CrossEntropy.into(),
             "cross_entropy_grad" => CrossEntropyGrad.into(),
             "linear_cross_entropy" => loss::read_linear(attrs)?.into(),
-            "top_k" => TopK { k: attrs.take("k")? }.into(),
-            "top_k_grad" => TopKGrad { size: attrs.take("size")? }.into(),
-            "assign" => {
-                Assign { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }.into()
-            }
-            "queue" => {
-                let (experts, parts) = (attrs.take("experts")?, attrs.take("parts")?);
-                Queue { experts, parts, room: attrs.take("room")? }.into()
-            }
-            "histogram" => Histogram {
-                size: attrs.take("size")?,
-                per: attrs.take("per")?,
-                out: attrs.take("out")?,
-            }
-            .into(),
             "dispatch" => {
                 Dispatch { experts: attrs.take("experts")?, capacity: attrs.take("capacity")? }
                     .into()

@@ -4,8 +4,10 @@
 //! property of the model and not of how many ranks there are. Everything is indices: an expert's
 //! number and a place per (token, choice), never a mask over all experts and places.
 
-use super::{OpDef, Shaped};
-use crate::attr::Attrs;
+use std::ops::Range;
+
+use super::{Op, OpDef, Shaped};
+use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
 use crate::rule::Rule;
@@ -65,6 +67,52 @@ impl Queue {
     }
 }
 
+/// The places of experts that are dealt round robin to `parts` ranks: operand `i32[…, t, k]`, of which each number is an
+/// expert times `per` and a rest. The first rank has the experts 0, n, 2n …, then come those of the second, and so on:
+/// the result has [`Deal::place`] in place of the expert, and the same rest. Numbers that are no expert's stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deal {
+    /// How many experts there are.
+    pub experts: usize,
+    /// To how many ranks they are dealt.
+    pub parts: usize,
+    /// What numbers are divided by.
+    pub per: usize,
+}
+
+impl Deal {
+    /// The place of an expert among all, rank by rank.
+    pub fn place(&self, expert: usize) -> usize {
+        expert % self.parts * (self.experts / self.parts) + expert / self.parts
+    }
+
+    /// The expert at a place.
+    pub fn expert(&self, place: usize) -> usize {
+        let each = self.experts / self.parts;
+        place % each * self.parts + place / each
+    }
+
+    /// Consecutive elements of a parameter as programs read it, where an expert has so many: for each run that is
+    /// consecutive in the parameter's own order, its first element there, and how many follow.
+    pub fn runs(&self, elements: Range<usize>, each: usize) -> Vec<(usize, usize)> {
+        let mut runs = Vec::new();
+        let mut next = elements.start;
+        while next < elements.end {
+            let (place, inside) = (next / each, next % each);
+            let len = (each - inside).min(elements.end - next);
+            runs.push((self.expert(place) * each + inside, len));
+            next += len;
+        }
+        runs
+    }
+
+    /// What becomes of a number.
+    pub fn apply(&self, number: i32) -> i32 {
+        let own = usize::try_from(number).ok().filter(|n| n / self.per < self.experts);
+        own.map_or(number, |n| (self.place(n / self.per) * self.per + n % self.per) as i32)
+    }
+}
+
 /// How often each number comes among those of a group, after division by `per`: operand
 /// `i32[…, t, k]`, result `[…, e]`. With `per` 1 it counts the choices of experts, with the
 /// capacity the places that are taken.
@@ -76,6 +124,32 @@ pub struct Histogram {
     pub per: usize,
     /// The element type of the counts.
     pub out: DType,
+}
+
+/// Reads one of these ops back; none for other names.
+pub(super) fn read(name: &str, attrs: &mut AttrReader) -> Option<Result<Op, String>> {
+    let read: fn(&mut AttrReader) -> Result<Op, String> = match name {
+        "top_k" => |attrs| Ok(TopK { k: attrs.take("k")? }.into()),
+        "top_k_grad" => |attrs| Ok(TopKGrad { size: attrs.take("size")? }.into()),
+        "assign" => |attrs| {
+            let experts = attrs.take("experts")?;
+            Ok(Assign { experts, capacity: attrs.take("capacity")? }.into())
+        },
+        "queue" => |attrs| {
+            let (experts, parts) = (attrs.take("experts")?, attrs.take("parts")?);
+            Ok(Queue { experts, parts, room: attrs.take("room")? }.into())
+        },
+        "deal" => |attrs| {
+            let (experts, parts) = (attrs.take("experts")?, attrs.take("parts")?);
+            Ok(Deal { experts, parts, per: attrs.take("per")? }.into())
+        },
+        "histogram" => |attrs| {
+            let (size, per) = (attrs.take("size")?, attrs.take("per")?);
+            Ok(Histogram { size, per, out: attrs.take("out")? }.into())
+        },
+        _ => return None,
+    };
+    Some(read(attrs))
 }
 
 /// The dims of a group's tokens and their choices: […], t, k.
@@ -230,6 +304,35 @@ impl OpDef for Queue {
             _ => "... t k -> ... t k, s ... e",
         };
         Rule::declare(text, ins, outs).whole("t k e").branch(0, "s")
+    }
+
+    fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Ok(())
+    }
+}
+
+impl OpDef for Deal {
+    fn name(&self) -> &'static str {
+        "deal"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("experts", self.experts).with("parts", self.parts).with("per", self.per)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 1)?;
+        choices("the operand", ins[0])?;
+        let Self { experts, parts, per } = *self;
+        if parts == 0 || !experts.is_multiple_of(parts) {
+            return Err(format!("{experts} experts for {parts} ranks: they must divide evenly"));
+        }
+        slots_fit(experts, per)?;
+        Ok(vec![(DType::I32, ins[0].shape.clone())])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... -> ...", ins, outs)
     }
 
     fn vjp(&self, _g: &mut Vjp<'_>) -> Result<(), IrError> {

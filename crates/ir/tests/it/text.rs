@@ -1,7 +1,7 @@
 //! The text form is the program.
 
 use phalanx_ir::ops::{
-    AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
+    AdamW, AttentionKind, Bounds, CompareKind, Deal, Decay, LinearCrossEntropy, MemberScale,
     MemberSquares, Narrow, NoiseKind, Queue, RopeScaling, Rotary, Sgd, SumSquares, Window,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
@@ -40,6 +40,7 @@ pub(crate) fn everything() -> Program {
     let slot = index.assign(4, 5, Some(gates.compare(CompareKind::Lt, gates.scale(2.0))));
     b.probe("load", slot.histogram(4, 5, DType::F32));
     b.probe("back", h.dispatch(slot, 4, 5).combine(slot, gates));
+    b.probe("dealt", slot.deal(Deal { experts: 4, parts: 2, per: 5 }));
     let stands = gates.compare(CompareKind::Lt, gates.scale(2.0));
     let (rows, slot, counts) =
         h.queue(index, Queue { experts: 4, parts: 2, room: 3 }, Some(stands));

@@ -4,7 +4,7 @@ use phalanx_ir::{Init, Param};
 use phalanx_models::initial_values;
 
 fn param(name: &str, init: Init) -> Param {
-    Param { name: name.to_owned(), shape: vec![300, 400], init, decay: true }
+    Param { name: name.to_owned(), shape: vec![300, 400], init, decay: true, dealt: 1 }
 }
 
 fn whole(param: &Param, seed: u64) -> Vec<f64> {

@@ -85,6 +85,7 @@ pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, Refer
         Op::TopKGrad(op) => routing::top_k_grad(op, &call),
         Op::Assign(op) => routing::assign(op, &call),
         Op::Queue(op) => routing::queue(op, &call),
+        Op::Deal(op) => routing::deal(op, &call),
         Op::Histogram(op) => routing::histogram(op, &call),
         Op::Dispatch(_) => routing::dispatch(&call),
         Op::Combine(_) => routing::combine(&call),

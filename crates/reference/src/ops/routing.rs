@@ -1,7 +1,7 @@
 //! Choices of experts, the places that tokens get there, and rows that go and come back. Everything
 //! is a loop over tokens, as the papers write it.
 
-use phalanx_ir::ops::{Assign, Histogram, Queue, TopKGrad};
+use phalanx_ir::ops::{Assign, Deal, Histogram, Queue, TopKGrad};
 
 use super::Call;
 use crate::error::ReferenceError;
@@ -94,6 +94,20 @@ pub(super) fn queue(op: &Queue, call: &Call<'_>) -> Result<Vec<RefTensor>, Refer
         RefTensor::from_data(*dtype, shape, TensorData::Int(values))
     };
     Ok(vec![ints(0, slots), ints(1, counts)])
+}
+
+/// Dealt by hand: the experts of each rank, one rank after the other.
+pub(super) fn deal(op: &Deal, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let of = |rank: usize| (rank..op.experts).step_by(op.parts);
+    let places: Vec<usize> = (0..op.parts).flat_map(of).collect();
+    let dealt = |&number: &i32| {
+        let own = usize::try_from(number).ok();
+        let place = own.and_then(|own| places.iter().position(|expert| *expert == own / op.per));
+        place.map_or(number, |place| (place * op.per) as i32 + number % op.per as i32)
+    };
+    let dealt = call.ints(0)?.iter().map(dealt).collect();
+    let (dtype, shape) = &call.outs[0];
+    Ok(vec![RefTensor::from_data(*dtype, shape, TensorData::Int(dealt))])
 }
 
 pub(super) fn histogram(op: &Histogram, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {

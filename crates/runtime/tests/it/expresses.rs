@@ -224,7 +224,7 @@ fn devices_hold_stages_of_several_replicas() {
     let segments = [model.segment(first), model.segment(last)];
     let params = ["a", "b"].map(|name| {
         let (name, shape, init) = (name.to_owned(), vec![3, 3], Init::Constant(1.0));
-        model.param(Param { name, shape, init, decay: true }).unwrap()
+        model.param(Param { name, shape, init, decay: true, dealt: 1 }).unwrap()
     });
     for replica in ["down", "up"] {
         for (stage, (segment, param)) in segments.iter().zip(params).enumerate() {

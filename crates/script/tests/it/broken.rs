@@ -280,7 +280,8 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     let mut model = Model::new("astray");
     let segments = [model.segment(first), model.segment(b.finish().unwrap())];
     let (shape, init) = (vec![3, 3], Init::Constant(1.0));
-    let w = model.param(Param { name: "w".to_owned(), shape, init, decay: true }).unwrap();
+    let w =
+        model.param(Param { name: "w".to_owned(), shape, init, decay: true, dealt: 1 }).unwrap();
     model.append("first", segments[0], BTreeMap::from([("w".to_owned(), w)])).unwrap();
     model.append("last", segments[1], BTreeMap::new()).unwrap();
     let setup = Setup::new(DType::F32);

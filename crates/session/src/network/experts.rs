@@ -1,6 +1,9 @@
 //! The experts that a configuration describes.
 
-use phalanx_config::{AuxScopeKind, ModelConfig, NonNegative, ParallelConfig, RouterKind, TpKind};
+use phalanx_config::{
+    AuxScopeKind, ExchangeKind, ModelConfig, NonNegative, ParallelConfig, PlacementKind,
+    RouterKind, TpKind,
+};
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
 use phalanx_models::{AuxScope, Experts, LateExperts, Router};
 
@@ -37,7 +40,15 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
             false => Router::Switch,
         },
         capacity: places(config.capacity),
-        parts: parallel.ep.get(),
+        // Where experts come to the tokens, every rank has all of them while it multiplies.
+        parts: match parallel.expert_exchange {
+            ExchangeKind::Weights => 1,
+            _ => parallel.ep.get(),
+        },
+        dealt: match parallel.expert_placement {
+            PlacementKind::Block => 1,
+            PlacementKind::RoundRobin => parallel.ep.get(),
+        },
         slack: parallel.slack(),
         // Where other axes divide samples too, a region of several would not fit on a rank.
         regions: (parallel.tp_kind == TpKind::OneD).then_some(parallel.dp.get()),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{FileWriter, Header, ParamBlock, PlacedEntry, SavedEntry};
 use phalanx_engine::DiskStore;
+use phalanx_ir::Param;
 use phalanx_script::{
     BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind, StateOf,
 };
@@ -153,15 +154,18 @@ impl<'a> Blocks<'a> {
 
     /// The block of a state of a parameter.
     fn of(&self, param: usize, of: StateOf) -> ParamBlock {
-        let shape = &self.lowered.model.params()[param].shape;
+        let Param { shape, dealt, .. } = &self.lowered.model.params()[param];
         let RankOnMesh { mesh, rank } = self.ranks;
         match &self.types[param] {
-            _ if of != StateOf::Elements => ParamBlock::whole(&of.shape(shape)),
-            None => ParamBlock::whole(shape),
+            _ if of != StateOf::Elements => {
+                ParamBlock { dealt: *dealt, ..ParamBlock::whole(&of.shape(shape)) }
+            }
+            None => ParamBlock { dealt: *dealt, ..ParamBlock::whole(shape) },
             Some(ty) => ParamBlock {
                 shape: shape.clone(),
                 start: (0..shape.len()).map(|dim| ty.global_index(mesh, rank, dim, 0)).collect(),
                 extent: ty.local_shape(mesh),
+                dealt: *dealt,
             },
         }
     }

@@ -161,7 +161,8 @@ impl Strategy for ExpertParallel {
                 )));
             }
         }
-        for routed in ways.routed.iter().filter(|routed| !routed.counts.is_empty()) {
+        let travels = self.exchange != ExpertExchange::Weights;
+        for routed in ways.routed.iter().filter(|own| travels && !own.counts.is_empty()) {
             let parts = program.ty(routed.rows).shape[0];
             if !parts.is_multiple_of(self.ranks) {
                 return Err(ctx.refuse(format!(

@@ -2,8 +2,8 @@
 //! places, and enough places for all.
 
 use phalanx_ir::ops::{
-    Assign, Combine, Dispatch, GateGrad, GroupedMatmul, GroupedMatmulGrad, Histogram, Queue, TopK,
-    TopKGrad,
+    Assign, Combine, Deal, Dispatch, GateGrad, GroupedMatmul, GroupedMatmulGrad, Histogram, Queue,
+    TopK, TopKGrad,
 };
 use phalanx_reference::RefTensor;
 
@@ -40,6 +40,14 @@ impl Cases {
         self.add(assign, &[index, &stands]);
         self.add(Histogram { size: experts, per: 1, out: F64 }, &[index]);
         self.add(Histogram { size: experts, per: capacity, out: F64 }, &[slot]);
+        for parts in [1, experts] {
+            self.add(Deal { experts, parts, per: 1 }, &[index]);
+            self.add(Deal { experts, parts, per: capacity }, &[slot]);
+        }
+        // Parts of several experts, and numbers that are none.
+        let numbers: Vec<i32> = (-1..).take(choices.iter().product()).collect();
+        let numbers = RefTensor::from_i32(&choices, &numbers).unwrap();
+        self.add(Deal { experts: 6, parts: 2, per: 3 }, &[&numbers]);
         let x = normal("x", &[groups, &[tokens, width]].concat());
         let y = normal("y", &[&[experts], groups, &[capacity, width]].concat());
         let gates = positive("gates", &choices);

@@ -41,6 +41,9 @@ fn experts_agree_with_one_rank_in_every_layout() {
     }
 }
 
+/// Experts 0 and 2 on the first of two ranks.
+const DEALT: &str = "parallel.expert_placement=round-robin";
+
 /// Experts on some of the data-parallel ranks, with every way to share the rest.
 #[test]
 fn experts_on_their_own_ranks_agree_with_one() {
@@ -103,6 +106,20 @@ fn experts_on_their_own_ranks_agree_with_one() {
             "parallel.comm_priority=lina",
             "parallel.bucket_mib=1",
             all,
+        ],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=2", DEALT, all],
+        &["parallel.dp=4", "parallel.ep=2", "model.capacity=0", "parallel.zero=3", DEALT, all],
+        &["parallel.dp=2", "parallel.ep=2", "optim.kind=adafactor", "parallel.tp=2", DEALT],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=weights", DEALT],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=weights", "model.capacity=0"],
+        &[
+            "parallel.dp=2",
+            "parallel.ep=2",
+            "parallel.pp=2",
+            "model.capacity=0",
+            "model.router=gshard",
+            "parallel.expert_exchange=all-gather",
+            DEALT,
         ],
         &["parallel.cp=2", "model.router=noisy", "model.group=4", "train.recompute=full"],
         &["parallel.dp=2", "parallel.ep=2", "parallel.tp=2", "model.expert_dropout=0.4", all],
@@ -296,6 +313,7 @@ fn what_cannot_work_is_refused_with_what_would() {
             "parallel.tp = 2",
         ),
         (&["model.experts=4", "parallel.comm_priority=lina"], "parallel.ep = 2"),
+        (&["model.experts=4", DEALT], "parallel.ep = 2"),
         (&["model.experts=4", "model.late_layers=1"], "model.late_experts = 8"),
         (&["model.experts=4", "model.late_experts=1"], "model.late_experts = 2"),
         (
