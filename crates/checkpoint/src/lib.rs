@@ -23,7 +23,7 @@ mod writer;
 pub use entry::{FULL, LOWER, ParamBlock, SavedEntry, StoredRun, UPPER};
 pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest, newest_and_damaged};
 pub use header::{Header, PlacedEntry};
-pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedRecord};
+pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedExperts, SavedRecord};
 pub use reader::{Checked, Checkpoint};
 pub use storage::{FileSink, FileSource};
 pub use writer::{FileWriter, PIECE_BYTES};

@@ -33,6 +33,9 @@ pub struct Manifest {
     /// The latest outcomes of steps, which the rule that chooses scripts looks at.
     #[serde(default)]
     pub records: Vec<SavedRecord>,
+    /// What the step has logged of its experts, if steps choose how they read them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<SavedExperts>,
     /// The kinds of entries that the files hold, with the number of elements of each.
     pub kinds: BTreeMap<String, u64>,
     /// The files.
@@ -46,6 +49,15 @@ pub struct SavedRecord {
     pub step: u64,
     /// How it ended.
     pub outcome: String,
+}
+
+/// What a step has logged of its experts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SavedExperts {
+    /// How it read them.
+    pub layout: String,
+    /// For each layer with experts: how many tokens chose each of them.
+    pub chosen: Vec<Vec<u64>>,
 }
 
 /// A file of a checkpoint.

@@ -111,6 +111,7 @@ fn manifest(step: u64, files: Vec<phalanx_checkpoint::FileSummary>) -> Manifest 
         products: String::new(),
         scalars: Default::default(),
         records: Vec::new(),
+        experts: None,
         kinds: Default::default(),
         files,
     }

@@ -292,6 +292,7 @@ impl Config {
     pub(crate) fn check_priority(&self, values: &mut Values) {
         let packed = self.model.experts > 0 && self.model.capacity.get() == 0.0;
         self.parallel.check_slack(packed, values);
+        self.parallel.check_policy(packed, values);
         let (ep, lina) =
             (self.parallel.ep.get(), self.parallel.comm_priority == CommPriority::Lina);
         values.rule(&["parallel.comm_priority", "parallel.ep"], !lina || ep > 1, || {

@@ -10,6 +10,7 @@ mod absent;
 mod context;
 mod data;
 mod derived;
+mod expert_policy;
 mod experts;
 mod fits;
 mod holders;
@@ -36,6 +37,7 @@ use std::collections::BTreeMap;
 
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
+pub use expert_policy::PolicyKind;
 pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, PlacementKind, RouterKind};
 pub use holders::{PipelineSplit, PlanKind, StageCounts};
 pub use key::Key;

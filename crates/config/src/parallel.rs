@@ -5,6 +5,7 @@ use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
 use super::context::{CpKind, CpOrder};
+use super::expert_policy::PolicyKind;
 use super::experts::{CommPriority, ExchangeKind, PlacementKind};
 use super::holders::{PipelineSplit, PlanKind, StageCounts};
 use super::key::section;
@@ -29,6 +30,8 @@ section! {
         ep: Count = "1"; aka "expert_parallel" "expert_model_parallel_size" "expert_parallel_degree" "ep_size",
         /// How tokens meet the experts of other ranks.
         expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
+        /// What decides between steps where experts and tokens meet. tutel: tokens go or experts come, by what moves less.
+        expert_policy: PolicyKind = "static"; aka "adaptive_r",
         /// Which experts the ranks of ep have. block: neighbours; round-robin: dealt one by one.
         expert_placement: PlacementKind = "block"; aka "expert_distribution",
         /// Room for the rows of dropless experts that a rank gets, as a multiple of its even share. A step that

@@ -9,7 +9,9 @@ mod bytes;
 mod comparison;
 mod routing;
 
-use phalanx_script::{Category, StateKind};
+use std::sync::Arc;
+
+use phalanx_script::{AnyLayout, Category, StateKind};
 use serde::Serialize;
 
 use self::bytes::Bytes;
@@ -130,7 +132,11 @@ pub fn verify_as(
     let alone = settings.parallel.replica_count() == 1;
     let (microbatches, scaled) = (settings.microbatches, settings.scaling.is_some());
     let mut routing = alone.then(|| Routing::expose(&mut models, microbatches)).flatten();
-    let settings = settings.measured(&models)?;
+    let mut settings = settings.measured(&models)?;
+    // Whatever a rule would choose, numbers are the same; so they are compared under one that takes all there is.
+    if let Some(experts) = &mut settings.parallel.experts {
+        experts.policy = Arc::new(AnyLayout { seed: settings.seed });
+    }
     // One rank has room for all rows from the start, so the steps that ranks take again are compared with steps that are not.
     let mut one = Alone::new(&network, &models.with_all_room(), &settings)?;
     let reference = one.describe(settings.device);

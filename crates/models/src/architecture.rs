@@ -80,6 +80,11 @@ pub trait Architecture {
         None
     }
 
+    /// The same network whose rows of experts stay on the ranks that have their tokens, if steps may choose that.
+    fn with_rows_at_home(&self) -> Option<Box<dyn Architecture>> {
+        None
+    }
+
     /// The specification of this model at Hugging Face; `None` if it is unknown there.
     fn spec(&self) -> Option<ModelSpec> {
         None

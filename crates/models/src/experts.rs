@@ -36,6 +36,8 @@ pub struct Experts {
     /// To how many ranks experts are dealt round robin: with eight on four, the first rank has 0 and 4. 1: ranks have
     /// neighbours, the first one 0 and 1.
     pub dealt: usize,
+    /// Whether a step may also leave rows where their tokens are, on ranks that read all experts then.
+    pub may_stay: bool,
     /// Room for the rows of each such rank in training, as a multiple of their even share; none: for the worst choices.
     /// A step that lacks room is taken again with more.
     pub slack: Option<f64>,
@@ -165,6 +167,7 @@ impl Experts {
             capacity: Some(1.25),
             parts: 1,
             dealt: 1,
+            may_stay: false,
             slack: None,
             regions: None,
             group: None,

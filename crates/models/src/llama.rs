@@ -181,6 +181,11 @@ impl Architecture for Llama {
         Some(Box::new(Self { experts: Some(experts), ..self.clone() }))
     }
 
+    fn with_rows_at_home(&self) -> Option<Box<dyn Architecture>> {
+        let experts = self.experts.as_ref()?.with_rows_at_home()?;
+        Some(Box::new(Self { experts: Some(experts), ..self.clone() }))
+    }
+
     fn spec(&self) -> Option<ModelSpec> {
         let base = self.spec.clone();
         Some(match &self.experts {

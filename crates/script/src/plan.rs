@@ -33,6 +33,8 @@ pub enum ScriptKey {
     /// One optimizer step, with more room for the rows of experts than [`ScriptKey::Train`] has: which one of the larger
     /// bounds, counted from 1.
     Roomier(u8),
+    /// One optimizer step in which every rank reads the weights of all experts ([`ReadLayout::All`](crate::ReadLayout)).
+    Gathered,
     /// One optimizer step, beside which the state from before it is saved.
     SaveAndTrain,
     /// Saves the state.
@@ -47,7 +49,7 @@ pub enum ScriptKey {
 
 impl ScriptKey {
     /// Every key.
-    pub const ALL: [ScriptKey; 19] = [
+    pub const ALL: [ScriptKey; 20] = [
         ScriptKey::Train,
         ScriptKey::Roll(RollPart::First),
         ScriptKey::Roll(RollPart::Middle),
@@ -62,6 +64,7 @@ impl ScriptKey {
         ScriptKey::Roomier(5),
         ScriptKey::Roomier(6),
         ScriptKey::Roomier(7),
+        ScriptKey::Gathered,
         ScriptKey::SaveAndTrain,
         ScriptKey::Save,
         ScriptKey::Evaluate,

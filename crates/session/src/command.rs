@@ -12,7 +12,7 @@ use std::time::Instant;
 use phalanx_call::MovedRows;
 use phalanx_ir::DType;
 use phalanx_runtime::Observed;
-use phalanx_script::{Outcome, ScriptKey, StateKind, TurnRows};
+use phalanx_script::{Outcome, ReadLayout, ScriptKey, StateKind, TurnRows};
 
 use super::StepResult;
 use super::codec::{Code, fields};
@@ -46,6 +46,8 @@ pub enum Command<'a> {
         from: u64,
         /// How many.
         count: u64,
+        /// How they read experts.
+        experts: ReadLayout,
         /// The batches that they read.
         batches: &'a dyn BatchSource,
         /// The step that is timed, and the time from which its clock counts.

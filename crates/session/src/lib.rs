@@ -69,7 +69,7 @@ use phalanx_config::DeviceKind;
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{ScriptKey, StateKind, StateOf};
+use phalanx_script::{ExpertRecord, ReadLayout, ScriptKey, StateKind, StateOf};
 
 pub use accuracy::Accuracy;
 pub use backend::{Backend, EngineBackend, Size, Timing};
@@ -82,7 +82,7 @@ pub use load::ExpertLoad;
 pub use lowered::{BLOCK, Lowered, ROW, TrainPlan};
 pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
-pub use parallel::{Parallel, SharedStrategy, channels_plan, heights_plan};
+pub use parallel::{ExpertChoice, Parallel, SharedStrategy, channels_plan, heights_plan};
 pub use pipeline::{InstanceCosts, Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
 pub use prepared::Prepared;
@@ -147,6 +147,8 @@ pub struct Session {
     trace: Option<Trace>,
     /// The bound of the room for rows of experts in the last step, counted from 0.
     bound: usize,
+    /// What the last step has logged of its experts, if steps choose how they read them.
+    logged: Option<ExpertRecord>,
     /// Whether the other processes do what this one says, instead of the same by themselves.
     leads: bool,
 }
@@ -182,10 +184,23 @@ impl Session {
     /// Runs `count` steps, for which ranks ask for their batches, and gives their results; fewer if
     /// a step is not applied.
     pub fn take(&mut self, count: u64, batches: &dyn BatchSource) -> Result<Vec<StepResult>> {
+        match self.known.settings.parallel.experts.clone() {
+            None => self.take_as(ReadLayout::Own, count, batches),
+            Some(experts) => self.take_choosing(&*experts.policy, count, batches),
+        }
+    }
+
+    /// The same, where all steps read experts in one way.
+    fn take_as(
+        &mut self,
+        experts: ReadLayout,
+        count: u64,
+        batches: &dyn BatchSource,
+    ) -> Result<Vec<StepResult>> {
         let from = self.steps + 1;
         let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
         let trace = trace.map(|step| (step, Instant::now()));
-        let answers = self.ranks.ask(Command::Steps { from, count, batches, trace })?;
+        let answers = self.ranks.ask(Command::Steps { from, count, experts, batches, trace })?;
         let mut by_rank: Vec<Vec<StepReply>> = answers.into_iter().map(Reply::into_steps).collect();
         if let Some((step, _)) = trace {
             let timed = |steps: &mut Vec<StepReply>| {

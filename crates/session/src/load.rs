@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::DType;
-use phalanx_script::ScriptKey;
+use phalanx_script::{ExpertPolicy, ExpertRecord, ScriptKey};
 
 use crate::command::{Command, Reply};
-use crate::{Session, forward};
+use crate::{BatchSource, Session, StepResult, forward};
 
 /// The load of a step's experts.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -50,6 +50,39 @@ impl ExpertLoad {
 }
 
 impl Session {
+    /// Takes steps of which each reads experts in the way that a rule chooses from what the one before has logged.
+    pub(super) fn take_choosing(
+        &mut self,
+        policy: &dyn ExpertPolicy,
+        count: u64,
+        batches: &dyn BatchSource,
+    ) -> Result<Vec<StepResult>> {
+        let mut taken = Vec::new();
+        for _ in 0..count {
+            let layout = policy.next(self.steps + 1, self.logged.as_ref());
+            taken.extend(self.take_as(layout, 1, batches)?);
+            let load = self.expert_load()?.unwrap_or_default();
+            let whole = |layer: Vec<f64>| layer.into_iter().map(|count| count as u64).collect();
+            let chosen = load.chosen.into_iter().map(whole).collect();
+            self.logged = Some(ExpertRecord { step: self.steps, layout, chosen });
+            let scaling = taken.last().and_then(|last: &StepResult| last.scaling);
+            if scaling.is_some_and(|own| own.overflowed) {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// What the last step has logged of its experts, if steps choose how they read them.
+    pub fn logged(&self) -> Option<&ExpertRecord> {
+        self.logged.as_ref()
+    }
+
+    /// Goes on after a step that has logged this.
+    pub fn go_on_from(&mut self, logged: Option<ExpertRecord>) {
+        self.logged = logged.filter(|_| self.known.settings.parallel.experts.is_some());
+    }
+
     /// How many tokens of the last step chose which expert; none if the model has no experts, or if the
     /// step was one of several taken together. Every process must call it together.
     pub fn expert_load(&mut self) -> Result<Option<ExpertLoad>> {

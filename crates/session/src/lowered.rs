@@ -1,11 +1,11 @@
 //! What all ranks of a session share: the model on its mesh, and the programs of its segments.
 
 mod describe;
+mod on_mesh;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_autodiff::LossSeed;
 use phalanx_call::Requirements;
 use phalanx_config::CpuUnits;
 use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
@@ -15,7 +15,8 @@ use phalanx_script::{
 };
 use phalanx_spmd::{Gathering, Keep, Partition, Share};
 
-use super::compile::{compile, compile_forward};
+use self::on_mesh::OnMesh;
+use super::compile::compile_forward;
 use super::planner::Planner;
 use super::replicas::Replicas;
 use super::{ForwardModel, Models, Settings};
@@ -38,6 +39,8 @@ pub struct Lowered {
     pub model: Model,
     /// The same with more and more room for the rows of experts.
     pub(super) roomier: Vec<Model>,
+    /// The same in which every rank reads all experts, if steps may choose that.
+    pub(super) gathered: Option<Model>,
     /// The models that are run forward, by the key of their script.
     pub(super) forward: BTreeMap<ScriptKey, ForwardModel>,
     /// The model on each distinct mesh.
@@ -64,38 +67,6 @@ pub struct TrainPlan {
     pub script: Script,
     /// The packed parameters that the rank keeps.
     pub units: Vec<Unit>,
-}
-
-/// A model on a mesh.
-struct OnMesh {
-    mesh: Mesh,
-    partition: Partition,
-    compiled: Compiled,
-    /// With more and more room for the rows of experts.
-    roomier: Vec<Compiled>,
-    forward: BTreeMap<ScriptKey, Compiled>,
-}
-
-impl OnMesh {
-    fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
-        let limit = settings.memory_limit.and_then(|limit| limit.asked());
-        let found = settings.parallel.found(&models.train, mesh, limit)?;
-        let lay = |model: &Model| settings.parallel.partition(model, mesh, found.as_ref());
-        let partition = lay(&models.train)?;
-        let (precision, recompute) = (settings.precision, settings.recompute);
-        let seed = settings.scaling.map_or(LossSeed::One, |_| LossSeed::Scale);
-        let compiled = compile(&models.train, precision, seed, recompute, &partition)?;
-        let roomier = |model: &Model| {
-            Ok::<_, Error>(compile(model, precision, seed, recompute, &lay(model)?)?)
-        };
-        let roomier = models.roomier.iter().map(roomier).collect::<Result<_>>()?;
-        let forward = |model: &Model| {
-            Ok::<_, Error>(compile_forward(model, precision.weights, &lay(model)?)?)
-        };
-        let forward = models.forward().map(|(key, own)| Ok((key, forward(&own.model)?)));
-        let forward = forward.collect::<Result<_>>()?;
-        Ok(Self { mesh: mesh.clone(), partition, compiled, roomier, forward })
-    }
 }
 
 /// What the ranks of a stage group do.
@@ -192,6 +163,7 @@ impl Lowered {
             settings,
             model,
             roomier,
+            gathered: models.gathered.clone(),
             forward,
             on_mesh,
             groups,
@@ -217,7 +189,8 @@ impl Lowered {
         let compiled = compile_forward(model, weights, &partition)?;
         let key = ScriptKey::Evaluate;
         let programs = BTreeMap::from([(key, compiled.clone())]);
-        let on_mesh = OnMesh { mesh, partition, forward: programs, roomier: Vec::new(), compiled };
+        let (roomier, gathered) = (Vec::new(), None);
+        let on_mesh = OnMesh { mesh, partition, forward: programs, roomier, gathered, compiled };
         let turns = forward(0..model.instances().len(), microbatches);
         let runs = BTreeMap::from([(key, turns.clone())]);
         let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![vec![0]] };
@@ -226,6 +199,7 @@ impl Lowered {
             settings,
             model: model.clone(),
             roomier: Vec::new(),
+            gathered: None,
             forward: BTreeMap::from([(key, own)]),
             on_mesh: vec![on_mesh],
             groups: vec![group],
@@ -330,6 +304,11 @@ impl Lowered {
     /// The same with more room for the rows of experts: one of the larger bounds, counted from 1.
     pub(crate) fn roomier_groups_of(&self, replica: usize, bound: usize) -> Vec<StageGroup<'_>> {
         self.devices_with(replica, |on_mesh| on_mesh.roomier.get(bound - 1), |group| &group.turns)
+    }
+
+    /// The same in which every rank reads all experts.
+    pub(crate) fn gathered_groups_of(&self, replica: usize) -> Vec<StageGroup<'_>> {
+        self.devices_with(replica, |on_mesh| on_mesh.gathered.as_ref(), |group| &group.turns)
     }
 
     /// The same, with the turns of a script of an endless row.

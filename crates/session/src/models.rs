@@ -11,6 +11,8 @@ pub struct Models {
     pub train: Model,
     /// The same with more and more room for the rows of experts, for steps that find too little in the ones before.
     pub roomier: Vec<Model>,
+    /// The same in which every rank reads all experts, if steps may choose that.
+    pub gathered: Option<Model>,
     /// The model whose loss is evaluated: without dropout.
     pub evaluate: Option<ForwardModel>,
     /// The model that exposes what it predicts, without a loss.
@@ -29,7 +31,7 @@ pub struct ForwardModel {
 impl Models {
     /// A model that is trained and nothing else.
     pub fn trained(train: Model) -> Self {
-        Self { train, roomier: Vec::new(), evaluate: None, predict: None }
+        Self { train, roomier: Vec::new(), gathered: None, evaluate: None, predict: None }
     }
 
     /// The model of a network for training, with all bounds of the room for rows of experts.
@@ -44,13 +46,15 @@ impl Models {
             models.roomier.push(roomier.model(shape, compute)?);
             next = roomier.with_more_room();
         }
+        let at_home = architecture.with_rows_at_home();
+        models.gathered = at_home.map(|own| own.model(shape, compute)).transpose()?;
         Ok(models)
     }
 
-    /// The same with room for all rows of experts from the start.
+    /// The same with room for all rows of experts from the start, and one way to read them.
     pub fn with_all_room(&self) -> Self {
         let train = self.roomier.last().unwrap_or(&self.train).clone();
-        Self { train, roomier: Vec::new(), ..self.clone() }
+        Self { train, roomier: Vec::new(), gathered: None, ..self.clone() }
     }
 
     /// The models that are run forward, by the key of their script.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh, Model, Order};
+use phalanx_script::{ExpertPolicy, Tutel};
 use phalanx_spmd::strategies::{
     AllGatherKv, Automatic, Cube, Cut, DataParallel, Ddp, ExpertExchange, ExpertParallel, Fsdp,
     Gspmd, Megatron, Optimus, Ring, RingSelfAttention, Sequence, TensorPlan, Ulysses, Zero,
@@ -13,8 +14,8 @@ use phalanx_spmd::{Costs, Partition, Strategy};
 use super::pipeline::Pipeline;
 use super::replicas::Replicas;
 use phalanx_config::{
-    CommPriority, CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, ParallelAxis, SyncKind,
-    SyncMomentum, TpKind, ZeroStage,
+    CommPriority, CpKind, CpOrder, ExchangeKind, LayoutKind, ModelKind, ParallelAxis,
+    PlacementKind, PolicyKind, SyncKind, SyncMomentum, TpKind, ZeroStage,
 };
 use phalanx_error::Result;
 
@@ -51,12 +52,24 @@ pub struct Parallel {
     pub replicas: Option<Replicas>,
     /// Whether exchanges between ranks go before other calls that can move.
     pub exchanges_first: bool,
+    /// If steps choose how they read experts: by which rule.
+    pub experts: Option<ExpertChoice>,
+}
+
+/// How steps choose the way in which they read experts.
+#[derive(Clone)]
+pub struct ExpertChoice {
+    /// The rule.
+    pub policy: Arc<dyn ExpertPolicy>,
+    /// The strategies of steps in which every rank reads all experts.
+    pub gathering: Vec<SharedStrategy>,
 }
 
 impl Parallel {
     /// The mesh and strategies that a configuration asks for.
     pub fn new(config: &phalanx_config::Config) -> Result<Self> {
         let (steps, kind) = (config.train.steps.get() as u64, config.model.kind);
+        let tutel = tutel(config);
         let config = &config.parallel;
         let mesh = mesh(config, config.stage_groups(), config.dp.get())?;
         let mut strategies: Vec<SharedStrategy> = vec![];
@@ -90,11 +103,17 @@ impl Parallel {
                 ..Zero::stage(stage as u8)
             })),
         }
+        let chooses = config.expert_policy == PolicyKind::Tutel;
+        let experts = ExpertParallel {
+            exchange: match config.expert_exchange {
+                ExchangeKind::Auto if chooses => ExpertExchange::AllToAll,
+                given => exchange(given),
+            },
+            ..ExpertParallel::over(config.ep.get())
+        };
+        let at = strategies.len();
         if config.ep.get() > 1 {
-            strategies.push(Arc::new(ExpertParallel {
-                exchange: exchange(config.expert_exchange),
-                ..ExpertParallel::over(config.ep.get())
-            }));
+            strategies.push(Arc::new(experts.clone()));
         }
         if config.tp.get() > 1 && !search {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
@@ -135,13 +154,19 @@ impl Parallel {
                 CpKind::Rsa => Arc::new(RingSelfAttention::default()),
             });
         }
+        let experts = chooses.then(|| {
+            let mut gathering = strategies.clone();
+            gathering[at] =
+                Arc::new(ExpertParallel { exchange: ExpertExchange::Weights, ..experts });
+            ExpertChoice { policy: Arc::new(tutel), gathering }
+        });
         let exchanges_first = config.comm_priority == CommPriority::Lina;
         let mut pipeline = Pipeline::new(config)?;
         if splits {
             let stage = |count: &usize| self::mesh(config, 1, config.dp.get() * count);
             pipeline.meshes = config.holders.0.iter().map(stage).collect::<Result<_>>()?;
         }
-        Ok(Self { mesh, strategies, search, pipeline, replicas, exchanges_first })
+        Ok(Self { mesh, strategies, search, pipeline, replicas, exchanges_first, experts })
     }
 
     /// How many ranks there are.
@@ -204,6 +229,13 @@ impl Parallel {
         Ok(self.search.then(|| Automatic::search(model, mesh, &costs)).transpose()?)
     }
 
+    /// Partitions a model over a mesh for steps in which every rank reads all experts.
+    pub(crate) fn partition_gathered(&self, model: &Model, mesh: &Mesh) -> Result<Partition> {
+        let given = self.experts.iter().flat_map(|experts| &experts.gathering);
+        let strategies: Vec<&dyn Strategy> = given.map(|s| &**s as &dyn Strategy).collect();
+        Ok(Partition::new(model, mesh, &strategies, Costs::default())?)
+    }
+
     /// Partitions a model over a mesh, by the strategies and the result of a search.
     pub fn partition(
         &self,
@@ -249,6 +281,20 @@ fn mesh(config: &phalanx_config::ParallelConfig, stages: usize, dp: usize) -> Re
     };
     let axes = axes.map(|axis| (axis.name(), degree(*axis)));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
+}
+
+/// The rule of Tutel, for the ranks and experts of a configuration.
+fn tutel(config: &phalanx_config::Config) -> Tutel {
+    let (parallel, model) = (&config.parallel, &config.model);
+    let ranks = parallel.ep.get();
+    Tutel {
+        ranks,
+        dealt: parallel.expert_placement == PlacementKind::RoundRobin,
+        copies: parallel.dp.get() / ranks * parallel.cp.get(),
+        slices: parallel.tp.get(),
+        microbatches: config.microbatches(),
+        ffn: model.expert_ffn.get(),
+    }
 }
 
 /// How tokens meet the experts of other ranks.

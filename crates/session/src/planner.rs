@@ -32,6 +32,8 @@ pub struct Planner<'a> {
     train: Vec<World<'a>>,
     /// The same with more room for the rows of experts, by bound and replica.
     roomier: BTreeMap<u8, Vec<World<'a>>>,
+    /// The same in which every rank reads all experts, by replica; none if steps do not choose that.
+    gathered: Vec<World<'a>>,
     /// The same for the scripts of an endless row, by part and replica; none if there is no row.
     rows: BTreeMap<RollPart, Vec<World<'a>>>,
     /// What the ranks of each replica have in common when a model is run forward, by the key of its
@@ -61,6 +63,7 @@ impl<'a> Planner<'a> {
         let (mut train, mut rows) = (Vec::new(), BTreeMap::<RollPart, Vec<World<'a>>>::new());
         let mut forward: BTreeMap<ScriptKey, Vec<World<'a>>> = BTreeMap::new();
         let mut roomier: BTreeMap<u8, Vec<World<'a>>> = BTreeMap::new();
+        let mut gathered = Vec::new();
         for replica in 0..lowered.replicas() {
             let (stage_groups, library) = (lowered.stage_groups_of(replica), &lowered.library);
             let world = |model, stage_groups| {
@@ -74,6 +77,9 @@ impl<'a> Planner<'a> {
                 let stage_groups = lowered.roomier_groups_of(replica, usize::from(bound));
                 roomier.entry(bound).or_default().push(world(model, stage_groups)?);
             }
+            if let Some(model) = &lowered.gathered {
+                gathered.push(world(model, lowered.gathered_groups_of(replica))?);
+            }
             for row in lowered.rows.iter().filter(|_| lowered.rolls()) {
                 let stage_groups = lowered.row_groups_of(replica, row);
                 let world = World::rolling(&lowered.model, stage_groups, library.clone(), row)?;
@@ -86,7 +92,7 @@ impl<'a> Planner<'a> {
             }
         }
         let (classes, writers) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { lowered, train, roomier, rows, forward, classes, writers })
+        Ok(Self { lowered, train, roomier, gathered, rows, forward, classes, writers })
     }
 
     /// The scripts that a session can run.
@@ -97,6 +103,7 @@ impl<'a> Planner<'a> {
             (ScriptKey::Ahead(AheadPart::First), self.lowered.goes_ahead()),
             (ScriptKey::Ahead(AheadPart::Middle), self.lowered.goes_ahead()),
             (ScriptKey::Ahead(AheadPart::Last), self.lowered.goes_ahead()),
+            (ScriptKey::Gathered, !self.gathered.is_empty()),
             (ScriptKey::SaveAndTrain, trains && saves),
             (ScriptKey::Save, trains && saves),
             (ScriptKey::Average, trains && self.lowered.settings.parallel.replicas.is_some()),
@@ -116,6 +123,7 @@ impl<'a> Planner<'a> {
         match (key, self.forward.get(&key)) {
             (ScriptKey::Roll(part), _) => &self.rows[&part][replica],
             (ScriptKey::Roomier(bound), _) => &self.roomier[&bound][replica],
+            (ScriptKey::Gathered, _) => &self.gathered[replica],
             (_, forward) => &forward.unwrap_or(&self.train)[replica],
         }
     }
@@ -211,7 +219,8 @@ impl<'a> Planner<'a> {
     /// The scripts of single steps, one for each class of ranks.
     pub fn steps(&self) -> Result<BTreeMap<ScriptKey, Vec<RankScript>>> {
         let is_step = |key: &ScriptKey| {
-            matches!(key, ScriptKey::Train | ScriptKey::SaveAndTrain | ScriptKey::Roomier(_))
+            use ScriptKey::{Gathered, Roomier, SaveAndTrain, Train};
+            matches!(key, Train | SaveAndTrain | Roomier(_) | Gathered)
         };
         let keys = self.keys().into_iter().filter(is_step);
         keys.map(|key| Ok((key, self.scripts_of(key)?))).collect()
@@ -283,9 +292,11 @@ impl ClassPlan {
         own.map(|(_, planned)| planned.memory.arena).fold(self.plan.base().arena, usize::max)
     }
 
-    /// What a rank is planned to write in a step with each bound of the room for rows of experts, by category.
+    /// What a rank is planned to write in a step with each bound of the room for rows of experts, and in one that reads all
+    /// of them, by category.
     pub(crate) fn peaks(&self) -> Vec<Vec<(Category, usize)>> {
         let larger = (1..).map_while(|bound| self.script(ScriptKey::Roomier(bound)));
+        let larger = larger.chain(self.script(ScriptKey::Gathered));
         let larger = larger.map(|planned| planned.memory.peaks.clone());
         [self.memory().peaks.clone()].into_iter().chain(larger).collect()
     }
@@ -325,7 +336,7 @@ impl ScriptBuilder for RankScripts<'_> {
         let (planner, at) = (self.planner, self.at);
         match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
-            (ScriptKey::Roll(_) | ScriptKey::Roomier(_), _) => {
+            (ScriptKey::Roll(_) | ScriptKey::Roomier(_) | ScriptKey::Gathered, _) => {
                 let world = planner.world(key, at.replica);
                 train_script(&TrainingScript { world, ..planner.training(at) }, state)
             }

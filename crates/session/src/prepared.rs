@@ -75,7 +75,8 @@ impl Prepared {
 
     fn started(self, steps: u64) -> Session {
         let Self { ranks, known } = self;
-        Session { ranks, known, steps, trace_at: None, trace: None, bound: 0, leads: false }
+        let (trace_at, trace, bound, logged, leads) = (None, None, 0, None, false);
+        Session { ranks, known, steps, trace_at, trace, bound, logged, leads }
     }
 
     /// The model's parameters, in its order.

@@ -18,7 +18,8 @@ use phalanx_engine::{Counters, Engine};
 use phalanx_ir::Mesh;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferKey, Controller, MemoryPlan, Number, Outcome, Record, Script, ScriptKey, State, StateKind,
+    BufferKey, Controller, MemoryPlan, Number, Outcome, ReadLayout, Record, Script, ScriptKey,
+    State, StateKind,
 };
 
 use self::kept::Kept;
@@ -64,6 +65,8 @@ pub struct RankWorker<E: Engine> {
     clipped: bool,
     /// How much room steps have for rows of experts.
     ladder: Ladder,
+    /// How the steps that it was asked for read experts.
+    reads: ReadLayout,
     /// The script of the last step.
     last: ScriptKey,
 }
@@ -139,6 +142,7 @@ impl<E: Engine> RankWorker<E> {
             kept: Kept::default(),
             clipped: false,
             ladder: Ladder::default(),
+            reads: ReadLayout::Own,
             last: ScriptKey::Train,
         })
     }
@@ -169,8 +173,9 @@ impl<E: Engine> RankWorker<E> {
 
     /// Saves this rank's part of the state: now, or beside the next step.
     fn save(&mut self, to: SaveTargets<'_>, now: bool) -> Result<()> {
-        // Beside steps with a larger bound nothing is saved: that would be one more script for each of them.
-        let now = now || self.ladder.bound > 0;
+        // Beside steps with a larger bound, or another way to read experts, nothing is saved: that would be one more script for each of them.
+        let chooses = self.settings.parallel.experts.is_some();
+        let now = now || chooses || self.ladder.bound > 0;
         let key = if now { ScriptKey::Save } else { ScriptKey::SaveAndTrain };
         let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
         let saves = self.saves.as_mut().ok_or_else(|| without(key))?;
@@ -370,7 +375,8 @@ impl<E: Engine + Counters> RankWorker<E> {
                 let finished = self.saves.as_mut().map(Saves::finished).transpose()?;
                 Reply::Saved(finished.unwrap_or_default())
             }
-            Command::Steps { from, count, batches, trace } => {
+            Command::Steps { from, count, experts, batches, trace } => {
+                self.reads = experts;
                 Reply::Steps(self.steps(from, count, batches, trace)?)
             }
             Command::Evaluate(data) => Reply::Loss(self.evaluate(data)?),

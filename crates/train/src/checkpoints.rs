@@ -10,8 +10,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::{FileSummary, Folder, Manifest, SavedRecord};
-use phalanx_error::Result;
+use phalanx_checkpoint::{Checkpoint, FileSummary, Folder, Manifest, SavedExperts, SavedRecord};
+use phalanx_error::{Error, Problem, Result};
+use phalanx_script::{ExpertRecord, ReadLayout};
 use phalanx_session::{SaveTargets, SavedFiles, Session, again, job};
 
 pub use phalanx_session::folders::CHECKPOINTS;
@@ -93,6 +94,7 @@ struct Pending {
     is_copy: bool,
     /// The numbers that the state has beside parameters.
     scalars: BTreeMap<String, f64>,
+    experts: Option<SavedExperts>,
 }
 
 /// The folder of a checkpoint that is being written. If nothing comes of it, because the disk is full for
@@ -137,8 +139,8 @@ impl Checkpoints {
             if is_checkpoint {
                 self.last = Instant::now();
             }
-            let scalars = session.scalars()?;
-            self.pending = Some(Pending { step, folder, is_checkpoint, is_copy, scalars });
+            let (scalars, experts) = (session.scalars()?, logged(session));
+            self.pending = Some(Pending { step, folder, is_checkpoint, is_copy, scalars, experts });
         }
         Ok(committed)
     }
@@ -155,7 +157,8 @@ impl Checkpoints {
             let (folder, place) = self.folder(session, step, true)?;
             session.save_now(SaveTargets { folder: place.as_deref(), copy: None })?;
             let (scalars, is_checkpoint, is_copy) = (session.scalars()?, true, false);
-            self.pending = Some(Pending { step, folder, is_checkpoint, is_copy, scalars });
+            let experts = logged(session);
+            self.pending = Some(Pending { step, folder, is_checkpoint, is_copy, scalars, experts });
             all.extend(self.commit(session)?);
         }
         Ok(all)
@@ -196,10 +199,10 @@ impl Checkpoints {
     /// Waits for what is being written, and makes it known.
     fn commit(&mut self, session: &mut Session) -> Result<Option<CommittedCheckpoint>> {
         let Some(pending) = self.pending.take() else { return Ok(None) };
-        let Pending { step, folder, is_checkpoint, is_copy, scalars } = pending;
+        let Pending { step, folder, is_checkpoint, is_copy, scalars, experts } = pending;
         let SavedFiles { disk, copies, needs } = session.saved()?;
         if is_copy {
-            let manifest = self.manifest(step, copies, scalars.clone());
+            let manifest = self.manifest(step, copies, scalars.clone(), experts.clone());
             self.publish(session, &manifest, &needs)?;
         }
         if is_checkpoint {
@@ -208,7 +211,7 @@ impl Checkpoints {
         let Some(folder) = folder else { return Ok(None) };
         let bytes = disk.iter().map(|file| file.bytes).sum();
         let Saving { config, keep, .. } = &self.saving;
-        let path = folder.0.commit(&self.manifest(step, disk, scalars), config, *keep)?;
+        let path = folder.0.commit(&self.manifest(step, disk, scalars, experts), config, *keep)?;
         Ok(Some(CommittedCheckpoint { step, path, bytes }))
     }
 
@@ -237,6 +240,7 @@ impl Checkpoints {
         step: u64,
         files: Vec<FileSummary>,
         scalars: BTreeMap<String, f64>,
+        experts: Option<SavedExperts>,
     ) -> Manifest {
         let facts = self.facts.clone();
         let RunFacts { seed, corpus, model, layout, products, batch, kinds, .. } = facts;
@@ -252,8 +256,27 @@ impl Checkpoints {
             products,
             scalars,
             records: vec![SavedRecord { step, outcome: "applied".to_owned() }],
+            experts,
             kinds,
             files,
         }
     }
+}
+
+/// What the last step has logged of its experts.
+fn logged(session: &Session) -> Option<SavedExperts> {
+    let logged = session.logged()?;
+    Some(SavedExperts { layout: logged.layout.name().to_owned(), chosen: logged.chosen.clone() })
+}
+
+/// What the step of a checkpoint has logged of its experts.
+pub(crate) fn logged_in(checkpoint: &Checkpoint) -> Result<Option<ExpertRecord>> {
+    let Manifest { step, experts, .. } = checkpoint.manifest();
+    let Some(SavedExperts { layout, chosen }) = experts.clone() else { return Ok(None) };
+    let layout = ReadLayout::named(&layout).ok_or_else(|| {
+        let path = checkpoint.path().display();
+        let problem = Problem::new(format!("{path} says that its step read experts as `{layout}`"));
+        Error::refused(problem.fix("own or all, as this program writes it"))
+    })?;
+    Ok(Some(ExpertRecord { step: *step, layout, chosen }))
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use phalanx_data::{Batch, Loader, Samples};
 use phalanx_sys::interrupt;
 
-use crate::checkpoints::{Checkpoints, RunFacts};
+use crate::checkpoints::{Checkpoints, RunFacts, logged_in};
 use crate::metrics::{LossPlot, MoeLine, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, GpuPeak, Report};
@@ -31,6 +31,7 @@ use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_ir::DType;
 use phalanx_models::hf;
 use phalanx_recovery::{Allowed, Spent};
+use phalanx_script::ReadLayout;
 use phalanx_session::again;
 use phalanx_session::corpus;
 use phalanx_session::host;
@@ -205,7 +206,9 @@ impl<'a> Run<'a> {
                 let optimizer = &lowered.settings.optimizer;
                 let replicas = lowered.replicas();
                 let source = Restored::new(checkpoint, prepared.parameters(), optimizer, replicas)?;
-                prepared.resume(&source, checkpoint.manifest().step)?
+                let mut session = prepared.resume(&source, checkpoint.manifest().step)?;
+                session.go_on_from(logged_in(checkpoint)?);
+                session
             }
         };
         Ok(Self {
@@ -339,7 +342,10 @@ impl<'a> Run<'a> {
         let (tracing, checkpoints) = (&mut self.tracing, &mut self.checkpoints);
         let observe = |session: &mut Session, taken: TrainedStep| {
             let TrainedStep { step, result, time, .. } = taken;
-            let slack = session.rooms().map(|rooms| rooms.slack(result.room.bound));
+            let gathered = session.logged().is_some_and(|own| own.layout == ReadLayout::All);
+            let rooms = session.rooms().filter(|_| !gathered);
+            let slack = rooms.map(|rooms| rooms.slack(result.room.bound));
+            let moe = |load| MoeLine::new(load, slack, result.room.repeats, gathered);
             let line = Step {
                 step,
                 loss: result.loss,
@@ -348,7 +354,7 @@ impl<'a> Run<'a> {
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
                 accuracy: taken.accuracy,
-                moe: taken.load.as_ref().map(|load| MoeLine::new(load, slack, result.room.repeats)),
+                moe: taken.load.as_ref().map(moe),
                 loss_scale: result.scaling.map(|scaling| scaling.loss_scale),
                 skipped: result.scaling.map(|scaling| scaling.skipped),
             };

@@ -56,6 +56,20 @@ fn steps_that_lacked_room_go_on_with_the_same_bits() {
     assert_eq!(lacked["room"], 2.0);
 }
 
+/// Experts come to the tokens from the second step on, as the step before has logged; so a run that goes on needs the log.
+#[test]
+fn choices_of_experts_go_on_with_the_same_bits() {
+    let ranks = ["parallel.dp=2", "parallel.ep=2", "parallel.expert_policy=tutel"];
+    let experts = ["model.experts=4", "model.expert_ffn=4", "model.capacity=0"];
+    let sets = [&ranks[..], &experts].concat();
+    goes_on_with_the_same_bits(&sets);
+    let dir = tempfile::tempdir().unwrap();
+    let lines = run(dir.path(), "choosing", 3, &sets).json();
+    let steps = lines.iter().filter(|line| line["step"].is_number());
+    let gathered: Vec<bool> = steps.map(|line| line["moe"]["gathered"] == true).collect();
+    assert_eq!(gathered, [false, true, true]);
+}
+
 /// What they save any other layout reads: each goes on as the next one, in f64, beside a run that was never stopped.
 #[test]
 fn shapes_of_ranks_go_on_as_each_other() {

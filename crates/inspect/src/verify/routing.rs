@@ -27,7 +27,8 @@ pub(super) struct Routing {
 impl Routing {
     /// Makes models expose their slots; none if they have none.
     pub(super) fn expose(models: &mut Models, microbatches: usize) -> Option<Self> {
-        for model in models.roomier.iter_mut().chain([&mut models.train]) {
+        let others = models.roomier.iter_mut().chain(&mut models.gathered);
+        for model in others.chain([&mut models.train]) {
             *model = model.map_segments(with_slots);
         }
         let exposing = &models.train;

@@ -34,6 +34,11 @@ impl Experts {
         (slack < worst).then(|| Self { slack: next, ..self.clone() })
     }
 
+    /// The same experts, all of which every rank reads, if steps may do that: no rank has more rows than its tokens choose.
+    pub(crate) fn with_rows_at_home(&self) -> Option<Self> {
+        self.may_stay.then(|| Self { parts: 1, slack: None, may_stay: false, ..self.clone() })
+    }
+
     /// Batch, groups and tokens where rows are packed: samples that share a region are one long group.
     pub(super) fn regions_of(&self, [batch, groups, tokens]: [usize; 3]) -> [usize; 3] {
         match self.regions.filter(|own| groups == 1 && *own > 0 && batch.is_multiple_of(*own)) {

@@ -2,7 +2,7 @@
 
 use phalanx_config::{
     AuxScopeKind, ExchangeKind, ModelConfig, NonNegative, ParallelConfig, PlacementKind,
-    RouterKind, TpKind,
+    PolicyKind, RouterKind, TpKind,
 };
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
 use phalanx_models::{AuxScope, Experts, LateExperts, Router};
@@ -49,6 +49,7 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
             PlacementKind::Block => 1,
             PlacementKind::RoundRobin => parallel.ep.get(),
         },
+        may_stay: parallel.expert_policy == PolicyKind::Tutel,
         slack: parallel.slack(),
         // Where other axes divide samples too, a region of several would not fit on a rank.
         regions: (parallel.tp_kind == TpKind::OneD).then_some(parallel.dp.get()),

@@ -152,6 +152,7 @@ fn manifest() -> Manifest {
         products: String::new(),
         scalars: BTreeMap::new(),
         records: Vec::new(),
+        experts: None,
         kinds: BTreeMap::new(),
         files: Vec::new(),
     }

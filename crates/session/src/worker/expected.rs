@@ -17,7 +17,7 @@ impl<E: Engine> RankWorker<E> {
         batches: &dyn BatchSource,
     ) -> Result<()> {
         self.executor.begin(id)?;
-        if let Some(train) = self.scripts.get_mut(&self.ladder.key()) {
+        if let Some(train) = self.scripts.get_mut(&self.step_key()) {
             let seed = self.settings.seed;
             let expected = batches.with_next(step, &mut |data, lr| {
                 let scalars = Scalars { lr, step: step + 1, seed };

@@ -7,7 +7,7 @@
 use phalanx_engine::Engine;
 use phalanx_error::{Error, Problem, Result, bytes};
 use phalanx_runtime::ScriptId;
-use phalanx_script::{BufferKey, Number, ScriptKey};
+use phalanx_script::{BufferKey, Number, ReadLayout, ScriptKey};
 
 use super::RankWorker;
 use crate::StepRoom;
@@ -49,10 +49,21 @@ impl Ladder {
 }
 
 impl<E: Engine> RankWorker<E> {
-    /// Which bound the last step had, counted from 0.
+    /// The script of a step that is to be taken.
+    pub(super) fn step_key(&self) -> ScriptKey {
+        match self.reads {
+            ReadLayout::Own => self.ladder.key(),
+            ReadLayout::All => ScriptKey::Gathered,
+        }
+    }
+
+    /// Which bound the last step had, counted from 0; behind all of them one that read all experts, which needs none.
     pub(super) fn last_bound(&self) -> usize {
         match self.last {
             ScriptKey::Roomier(bound) => usize::from(bound),
+            ScriptKey::Gathered => {
+                1 + self.scripts.keys().filter(|key| matches!(key, ScriptKey::Roomier(_))).count()
+            }
             _ => 0,
         }
     }

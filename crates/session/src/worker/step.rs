@@ -5,7 +5,7 @@ use std::time::Instant;
 use phalanx_engine::Engine;
 use phalanx_error::Result;
 use phalanx_runtime::ScriptId;
-use phalanx_script::{Choice, Outcome, ScriptKey};
+use phalanx_script::{Choice, Outcome, ReadLayout, ScriptKey};
 
 use super::{RankWorker, without};
 use crate::command::{BatchSource, StepReply};
@@ -75,7 +75,7 @@ impl<E: Engine> RankWorker<E> {
     ) -> Result<StepResult> {
         let mut room = StepRoom::default();
         loop {
-            self.last = self.ladder.key();
+            self.last = self.step_key();
             let key = if saves { ScriptKey::SaveAndTrain } else { self.last };
             let id = self.run_training(key, taking, traced)?;
             if saves {
@@ -93,7 +93,9 @@ impl<E: Engine> RankWorker<E> {
             self.load.count(&mut self.executor, id, &self.at)?;
             self.keep_predictions(id, taking.followed)?;
             room.bound = self.last_bound();
-            self.ladder.applied();
+            if self.reads == ReadLayout::Own {
+                self.ladder.applied();
+            }
             return Ok(StepResult { room, ..result });
         }
     }

@@ -50,13 +50,22 @@ pub struct MoeLine {
     /// How many times the step was taken again, because rows found no room.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub repeats: usize,
+    /// Whether every rank read all experts, and tokens stayed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub gathered: bool,
 }
 
 impl MoeLine {
     /// The load of a step that had this room.
-    pub fn new(load: &ExpertLoad, room: Option<f64>, repeats: usize) -> Self {
-        Self { max_over_mean: load.max_over_mean(), dropped: load.dropped, room, repeats }
+    pub fn new(load: &ExpertLoad, room: Option<f64>, repeats: usize, gathered: bool) -> Self {
+        let (max_over_mean, dropped) = (load.max_over_mean(), load.dropped);
+        Self { max_over_mean, dropped, room, repeats, gathered }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 fn is_zero(number: &usize) -> bool {

@@ -72,13 +72,14 @@ impl StepLine {
         parts.extend(score(self.loss_z, 5));
         let accuracy = self.step.accuracy.map(|share| format!("accuracy {:.1}%", 100.0 * share));
         parts.extend(accuracy.map(|text| part(1, "1;32", text)));
-        if let Some(MoeLine { max_over_mean, dropped, room, repeats }) = self.step.moe {
+        if let Some(MoeLine { max_over_mean, dropped, room, repeats, gathered }) = self.step.moe {
             let lost = if dropped > 0.0 {
                 format!(" dropped {:.1}%", 100.0 * dropped)
             } else {
                 String::new()
             };
-            parts.push(part(3, "35", format!("moe max/mean {max_over_mean:.2}{lost}")));
+            let read = if gathered { " gathered" } else { "" };
+            parts.push(part(3, "35", format!("moe max/mean {max_over_mean:.2}{lost}{read}")));
             if let Some(room) = room.filter(|_| repeats > 0) {
                 parts.push(part(1, "1;31", format!("again, with room {room:.2}")));
             }
@@ -261,10 +262,14 @@ mod tests {
     #[test]
     fn experts_tell_their_load_and_a_step_that_was_taken_again() {
         let mut line = example();
-        let mut moe = MoeLine { max_over_mean: 1.5, dropped: 0.0, room: Some(1.25), repeats: 0 };
+        let (room, repeats, gathered) = (Some(1.25), 0, false);
+        let mut moe = MoeLine { max_over_mean: 1.5, dropped: 0.0, room, repeats, gathered };
         line.step.moe = Some(moe);
         let text = line.text(false, None);
         assert!(text.contains("  moe max/mean 1.50  gnorm"), "{text}");
+        line.step.moe = Some(MoeLine { gathered: true, ..moe });
+        let text = line.text(false, None);
+        assert!(text.contains("  moe max/mean 1.50 gathered  gnorm"), "{text}");
         (moe.room, moe.repeats) = (Some(2.5), 1);
         line.step.moe = Some(moe);
         let text = line.text(false, None);

@@ -40,6 +40,7 @@ mod tables;
 mod tensor;
 mod ticks;
 mod traces;
+mod tutel;
 mod unsteady;
 mod weights;
 mod zero;

@@ -176,6 +176,7 @@ fn save(session: &mut Session, folder: &Path) -> Checkpoint {
         products: String::new(),
         scalars: BTreeMap::new(),
         records: Vec::new(),
+        experts: None,
         kinds: BTreeMap::new(),
         files,
     };
