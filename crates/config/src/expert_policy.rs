@@ -42,7 +42,7 @@ impl ParallelConfig {
                 .fix(format!("parallel.ep = 2, or leave {POLICY} out"))
         });
         values.rule(&[POLICY, "model.capacity"], dropless, || {
-            Problem::new(format!("{POLICY} = \"{name}\" has no effect with a model.capacity above 0"))
+            Problem::new(format!("{POLICY} = \"{name}\" has no effect unless model.capacity = 0"))
                 .because("as many places travel whatever is chosen, so the same layout is always the better one")
                 .fix("model.capacity = 0; or parallel.expert_exchange = \"weights\" or \"all-to-all\"")
         });

@@ -5,10 +5,11 @@ use super::fits::near;
 use super::model::{ModelConfig, ModelKind, assignments, default_init, default_top_k};
 use super::parallel::ParallelConfig;
 use super::run::DeviceKind;
-use super::setting::{Setting, choice};
+use super::setting::{NonNegative, Positive, Setting, choice, quoted};
 use super::values::Values;
 use phalanx_error::Problem;
 use phalanx_spmd::strategies::two_factors;
+use toml_edit::Value;
 
 choice! {
     /// How a token chooses its experts.
@@ -74,6 +75,40 @@ choice! {
     }
 }
 
+/// How many places an expert has.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum CapacityKind {
+    /// So many times its even share of the choices.
+    Factor(Positive),
+    /// Nobody is dropped, and rows are packed by expert.
+    Dropless,
+    /// As many as a step needs, so that nobody is dropped (Tutel).
+    Auto,
+}
+
+impl Setting for CapacityKind {
+    fn expects() -> String {
+        "a finite number of at least 0, or \"auto\"".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        match value.as_str() {
+            Some("auto") => Some(Self::Auto),
+            Some(_) => None,
+            None => {
+                let factor = NonNegative::read(value)?;
+                Some(Positive::new(factor.get()).map_or(Self::Dropless, Self::Factor))
+            }
+        }
+    }
+    fn write(&self) -> String {
+        match self {
+            Self::Factor(factor) => factor.write(),
+            Self::Dropless => "0.0".into(),
+            Self::Auto => quoted("auto"),
+        }
+    }
+}
+
 /// Keys that say something about experts, and nothing where there are none; but for those that follow from
 /// other keys, which a run's folder holds even where they say nothing.
 const OF_EXPERTS: [&str; 16] = [
@@ -126,12 +161,20 @@ impl ModelConfig {
                 .because("a token takes each expert at most once")
                 .nearest(format!("model.top_k = {late}, or model.late_experts = {k}"))
         });
-        let (drops, dropless) = (self.expert_dropout.get(), self.capacity.get() == 0.0);
-        values.rule(&["model.expert_dropout", "model.capacity"], drops == 0.0 || !dropless, || {
+        let (drops, capacity) = (self.expert_dropout.get(), self.capacity);
+        let numbered = matches!(capacity, CapacityKind::Factor(_));
+        values.rule(&["model.expert_dropout", "model.capacity"], drops == 0.0 || numbered, || {
+            let why = match capacity {
+                CapacityKind::Auto => {
+                    "numbers inside experts are drawn by place, and places change from step to step"
+                }
+                _ => "where nobody is dropped, a row's place says nothing of its sample",
+            };
             Problem::new(format!(
-                "model.expert_dropout = {drops} does not work with model.capacity = 0"
+                "model.expert_dropout = {drops} does not work with model.capacity = {}",
+                capacity.write()
             ))
-            .because("where nobody is dropped, a row's place says nothing of its sample")
+            .because(why)
             .fix("model.capacity = 1.25, or model.expert_dropout = 0")
         });
         let (own, usual) = (self.late_layers.get(), 2);
@@ -250,17 +293,26 @@ impl ParallelConfig {
 const USUAL_SLACK: f64 = 1.25;
 
 impl ParallelConfig {
-    /// The first bound of the room for rows of dropless experts, as a multiple of the even share; none: room for the
-    /// worst choices. Updates that do not wait for all ranks cannot be taken back.
+    /// The first bound of the room for rows of experts where nobody is dropped, as a multiple of the even share; none:
+    /// room for the worst choices. Updates that do not wait for all ranks cannot be taken back.
     pub fn slack(&self) -> Option<f64> {
-        let waits = self.updates_wait() && !self.post_validation;
-        Some(self.expert_slack.get()).filter(|slack| waits && *slack > 0.0)
+        Some(self.expert_slack.get()).filter(|slack| self.may_repeat() && *slack > 0.0)
+    }
+
+    /// Whether a step that lacked room can be taken again.
+    fn may_repeat(&self) -> bool {
+        self.updates_wait() && !self.post_validation
     }
 
     /// Rejects room that would have no effect, or that is less than the even share.
-    fn check_slack(&self, dropless: bool, values: &mut Values) {
+    fn check_slack(&self, capacity: Option<CapacityKind>, values: &mut Values) {
         const SLACK: &str = "parallel.expert_slack";
         let (slack, ep) = (self.expert_slack.get(), self.ep.get());
+        let (drops, fits) = match capacity {
+            Some(CapacityKind::Dropless) => (false, false),
+            Some(CapacityKind::Auto) => (false, true),
+            Some(CapacityKind::Factor(_)) | None => (true, false),
+        };
         values.rule(&[SLACK], slack == 0.0 || slack >= 1.0, || {
             Problem::new(format!("{SLACK} = {slack} is less than the even share"))
                 .because("no choices of experts would need so little room on every rank")
@@ -268,17 +320,22 @@ impl ParallelConfig {
         });
         // A run's folder holds all keys.
         let given = slack != USUAL_SLACK;
-        values.rule(&[SLACK, "parallel.ep"], !given || ep > 1, || {
+        values.rule(&[SLACK, "parallel.ep"], !given || fits || ep > 1, || {
             Problem::new(format!("{SLACK} = {slack} has no effect with parallel.ep = 1"))
                 .because("every rank has all experts, and so as many rows as its tokens choose")
                 .fix(format!("parallel.ep = 2, or leave {SLACK} out"))
         });
-        values.rule(&[SLACK, "model.capacity"], !given || ep == 1 || dropless, || {
+        values.rule(&[SLACK, "model.capacity"], !given || ep == 1 || !drops, || {
             Problem::new(format!("{SLACK} = {slack} has no effect with a model.capacity above 0"))
                 .because("places are as many as the capacity says, and tokens beyond are dropped")
                 .fix(format!("model.capacity = 0, or leave {SLACK} out"))
         });
-        let waits = self.updates_wait() && !self.post_validation;
+        let waits = self.may_repeat();
+        values.rule(&["model.capacity", "parallel.schedule"], !fits || waits, || {
+            Problem::new("model.capacity = \"auto\" needs updates that wait for all ranks")
+                .because("a step that lacked places is taken again, and with this schedule some of it has been applied")
+                .fix("model.capacity = 0, or parallel.schedule = \"1f1b\" without parallel.post_validation")
+        });
         values.rule(&[SLACK, "parallel.schedule"], !given || slack == 0.0 || waits, || {
             Problem::new(format!("{SLACK} = {slack} needs updates that wait for all ranks"))
                 .because("a step that lacked room is taken again, and with this schedule some of it has been applied")
@@ -290,9 +347,9 @@ impl ParallelConfig {
 impl Config {
     /// Rejects an order of calls that would have no effect or that a GPU does not keep.
     pub(crate) fn check_priority(&self, values: &mut Values) {
-        let packed = self.model.experts > 0 && self.model.capacity.get() == 0.0;
-        self.parallel.check_slack(packed, values);
-        self.parallel.check_policy(packed, values);
+        let capacity = (self.model.experts > 0).then_some(self.model.capacity);
+        self.parallel.check_slack(capacity, values);
+        self.parallel.check_policy(capacity == Some(CapacityKind::Dropless), values);
         let (ep, lina) =
             (self.parallel.ep.get(), self.parallel.comm_priority == CommPriority::Lina);
         values.rule(&["parallel.comm_priority", "parallel.ep"], !lina || ep > 1, || {

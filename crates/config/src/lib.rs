@@ -38,7 +38,9 @@ use std::collections::BTreeMap;
 pub use context::{CpKind, CpOrder};
 pub use data::{DataConfig, DataKind};
 pub use expert_policy::PolicyKind;
-pub use experts::{AuxScopeKind, CommPriority, ExchangeKind, PlacementKind, RouterKind};
+pub use experts::{
+    AuxScopeKind, CapacityKind, CommPriority, ExchangeKind, PlacementKind, RouterKind,
+};
 pub use holders::{PipelineSplit, PlanKind, StageCounts};
 pub use key::Key;
 pub use listing::listing;

@@ -6,7 +6,7 @@ use phalanx_ir::ops::AttentionKind;
 use toml_edit::Value;
 
 use super::context::CpKind;
-use super::experts::{AuxScopeKind, RouterKind};
+use super::experts::{AuxScopeKind, CapacityKind, RouterKind};
 use super::key::section;
 use super::setting::{Count, Fraction, NonNegative, Positive, Setting, choice, quoted, words};
 use super::values::Values;
@@ -61,10 +61,10 @@ section! {
         top_k: Count = "1 for model.router = \"switch\", else 2" => default_top_k(router);
             aka "num_experts_per_tok" "moe_router_topk" "experts_per_token",
         /// Places of each expert in a group of tokens, as a multiple of its even share; tokens beyond
-        /// are dropped. 0: nobody is.
-        capacity: NonNegative = "1.25"; aka "capacity_factor" "moe_expert_capacity_factor",
+        /// are dropped. 0: nobody is, and rows are packed; "auto": as many places as a step needs.
+        capacity: CapacityKind = "1.25"; aka "capacity_factor" "moe_expert_capacity_factor",
         /// Places in evaluation, in the same way.
-        eval_capacity: NonNegative = "model.capacity" => capacity;
+        eval_capacity: CapacityKind = "model.capacity" => capacity;
             aka "eval_capacity_factor" "moe_eval_capacity_factor",
         /// Tokens that share the places of experts; divides train.seq_len.
         group: Count = "train.seq_len" => seq_len; aka "group_size" "moe_group_size",

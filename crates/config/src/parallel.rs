@@ -34,8 +34,9 @@ section! {
         expert_policy: PolicyKind = "static"; aka "adaptive_r",
         /// Which experts the ranks of ep have. block: neighbours; round-robin: dealt one by one.
         expert_placement: PlacementKind = "block"; aka "expert_distribution",
-        /// Room for the rows of dropless experts that a rank gets, as a multiple of its even share. A step that
-        /// lacks room changes nothing and is taken again with twice as much. 0: for the worst choices.
+        /// Where nobody is dropped: room for the rows of experts that a rank gets, or places with model.capacity =
+        /// "auto", as a multiple of the even share. A step that lacks room changes nothing and is taken again with twice
+        /// as much. 0: for the worst choices.
         expert_slack: NonNegative = "1.25"; aka "moe_expert_rank_capacity_factor" "expert_rank_capacity_factor",
         /// Which calls between ranks go first. lina: exchanges of tokens, before reductions of gradients.
         comm_priority: CommPriority = "none"; aka "all_to_all_priority",

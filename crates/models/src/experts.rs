@@ -16,6 +16,8 @@ mod losses;
 mod room;
 mod skew;
 
+pub use room::Capacity;
+
 use phalanx_ir::ops::{CompareKind, Deal, Matmul, NoiseKind, Queue};
 use phalanx_ir::{Builder, Init, IrError, Tensor};
 
@@ -29,8 +31,8 @@ pub struct Experts {
     pub count: usize,
     /// How a token chooses.
     pub router: Router,
-    /// Places of each expert, as a multiple of its even share; `None`: nobody is dropped.
-    pub capacity: Option<f64>,
+    /// Places of each expert in a group.
+    pub capacity: Capacity,
     /// Among how many ranks experts are divided, where nobody is dropped: rows are packed for each of them.
     pub parts: usize,
     /// To how many ranks experts are dealt round robin: with eight on four, the first rank has 0 and 4. 1: ranks have
@@ -38,8 +40,9 @@ pub struct Experts {
     pub dealt: usize,
     /// Whether a step may also leave rows where their tokens are, on ranks that read all experts then.
     pub may_stay: bool,
-    /// Room for the rows of each such rank in training, as a multiple of their even share; none: for the worst choices.
-    /// A step that lacks room is taken again with more.
+    /// Where nobody is dropped: room for the rows of each such rank in training, or places of each expert
+    /// ([`Capacity::Fitting`]), as a multiple of their even share; none: for the worst choices. A step that lacks room
+    /// is taken again with more.
     pub slack: Option<f64>,
     /// Into how many regions, one after the other, the samples of a batch are packed for each such rank: as many as
     /// data-parallel ranks; none: into one for each group of tokens.
@@ -66,7 +69,7 @@ pub struct Experts {
     /// How much rarer than the first an expert is chosen, of equally likely ones: as the power of its number.
     pub bias_zipf: f64,
     /// Places in evaluation, if not as many as in training.
-    pub eval_capacity: Option<Option<f64>>,
+    pub eval_capacity: Option<Capacity>,
     /// In training, the share of numbers inside an expert that dropout sets to zero (Switch, in fine-tuning).
     pub dropout: f64,
     /// The variance of an expert's initial weights is this, divided by what they multiply (Switch: 0.1); none: as
@@ -164,7 +167,7 @@ impl Experts {
         Self {
             count,
             router,
-            capacity: Some(1.25),
+            capacity: Capacity::Factor(1.25),
             parts: 1,
             dealt: 1,
             may_stay: false,
@@ -254,8 +257,12 @@ impl Experts {
             self.balance(b, chances, index, places);
             self.restrain(b, logits, seq);
             b.probe(port::CHOSEN, chosen);
-            if let (Some((_, slot, _)), true) = (placed, self.capacity.is_some()) {
-                b.probe(port::PLACED, slot.histogram(count, capacity, chances.dtype()));
+            if let Some((_, slot, _)) = placed {
+                let placed = slot.histogram(count, capacity, chances.dtype());
+                match self.capacity {
+                    Capacity::Fitting => Self::tell_unplaced(b, chosen, placed, places),
+                    Capacity::Factor(_) | Capacity::Dropless => b.probe(port::PLACED, placed),
+                }
             }
         }
         let gate = b.param("experts.gate", [count, width, ffn]);
@@ -283,20 +290,6 @@ impl Experts {
             }
         };
         rows.reshape([batch, seq, width])
-    }
-
-    /// Places of each expert as a multiple of its even share; none: nobody is dropped.
-    fn factor(&self, purpose: Purpose) -> Option<f64> {
-        match purpose {
-            Purpose::Train => self.capacity,
-            Purpose::Evaluate => self.eval_capacity.unwrap_or(self.capacity),
-            Purpose::Predict => None,
-        }
-    }
-
-    /// Whether rows are packed by expert: where nobody is dropped.
-    fn is_packed(&self, purpose: Purpose) -> bool {
-        self.factor(purpose).is_none()
     }
 
     /// The inner width of the experts that every token takes, if there are some.
@@ -354,13 +347,16 @@ impl Experts {
         }
     }
 
-    /// Where logits of any sequence are wanted, nobody is dropped: a place that a later token's
-    /// first choice takes from an earlier one's second would show the future.
     fn places(&self, seq: usize, purpose: Purpose) -> Places {
         let tokens = self.tokens(seq, purpose);
         let even = self.router.choices() as f64 * tokens as f64 / self.count as f64;
         // Nobody chooses an expert twice, so no expert needs more places than there are tokens.
-        let capacity = match self.factor(purpose) {
+        let factor = match self.capacity_for(purpose) {
+            Capacity::Factor(factor) => Some(factor),
+            Capacity::Fitting if purpose == Purpose::Train => self.slack,
+            Capacity::Fitting | Capacity::Dropless => None,
+        };
+        let capacity = match factor {
             Some(factor) => ((factor * even).ceil() as usize).clamp(1, tokens.max(1)),
             None => tokens,
         };
@@ -398,15 +394,15 @@ impl Experts {
         check.divides(("dealt", self.dealt), experts)?;
         check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
         let factors = [
-            ("capacity", self.capacity),
-            ("eval_capacity", self.eval_capacity.flatten()),
+            ("capacity", self.capacity.factor()),
+            ("eval_capacity", self.eval_capacity.and_then(Capacity::factor)),
             ("init_scale", self.init_scale),
         ];
         for (name, factor) in factors {
             factor.map_or(Ok(()), |factor| check.positive(name, factor))?;
         }
-        check.that(self.dropout == 0.0 || self.capacity.is_some(), || {
-            format!("dropout of experts = {}: it needs a capacity", self.dropout)
+        check.that(self.dropout == 0.0 || self.capacity.factor().is_some(), || {
+            format!("dropout of experts = {}: it needs a capacity factor", self.dropout)
         })?;
         check.that((0.0..1.0).contains(&self.dropout), || {
             format!("dropout of experts = {}: it must be at least 0 and below 1", self.dropout)

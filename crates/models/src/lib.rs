@@ -22,7 +22,7 @@ mod t5;
 pub use architecture::{Architecture, BatchShape, Purpose, port};
 pub use chain::Chain;
 pub use cnn::Cnn;
-pub use experts::{AuxScope, Experts, LateExperts, Router};
+pub use experts::{AuxScope, Capacity, Experts, LateExperts, Router};
 pub use gpt::Gpt;
 pub use init::initial_values;
 pub use llama::Llama;

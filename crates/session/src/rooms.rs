@@ -1,7 +1,7 @@
 //! How much room ranks have for rows of experts, where it is bounded: known before a run from the types alone.
 
 use phalanx_error::{Result, bytes};
-use phalanx_ir::{Op, Program};
+use phalanx_ir::{Op, Program, ValueId};
 use phalanx_script::{PlannedScript, ScriptKey};
 
 use super::planner::Planner;
@@ -72,13 +72,15 @@ impl Rooms {
     }
 }
 
-/// For each product of packed rows in a script: how many rows there are if choices are even, and for how many there is
-/// room.
+/// For each product of packed rows in a script, or each dispatch where rows have places: how many rows there are if choices
+/// are even, and for how many there is room.
 fn rows(planned: &PlannedScript) -> impl Iterator<Item = [usize; 2]> + '_ {
     planned.script.programs.iter().flat_map(|entry| of_program(entry.program()))
 }
 
 fn of_program(program: &Program) -> Vec<[usize; 2]> {
+    let is_product = |op: &Op| matches!(op, Op::GroupedMatmul(_));
+    let packed = program.instrs().iter().any(|instr| is_product(&instr.op));
     let (mut found, mut of) = (Vec::new(), None);
     for instr in program.instrs() {
         match &instr.op {
@@ -87,13 +89,23 @@ fn of_program(program: &Program) -> Vec<[usize; 2]> {
                     program.ty(instr.inputs[0]).shape.iter().rev().take(2).product();
                 of = Some((choices.div_ceil(queue.parts.max(1)), queue.room.max(1)));
             }
-            Op::GroupedMatmul(_) => {
-                let shape = program.ty(instr.inputs[0]).local_shape(program.mesh());
-                let rows: usize = shape[..shape.len() - 1].iter().product();
-                found.extend(of.map(|(even, room)| [rows / room * even, rows]));
+            op => {
+                // What experts read: the rows of products, or those that a dispatch gave places.
+                let read = match op {
+                    Op::Dispatch(_) if !packed => Some(instr.outputs[0]),
+                    op if is_product(op) => Some(instr.inputs[0]),
+                    _ => None,
+                };
+                let rows = read.map(|value| rows_of(program, value)).zip(of);
+                found.extend(rows.map(|(rows, (even, room))| [rows / room * even, rows]));
             }
-            _ => {}
         }
     }
     found
+}
+
+/// Rows of a value that a rank holds.
+fn rows_of(program: &Program, value: ValueId) -> usize {
+    let shape = program.ty(value).local_shape(program.mesh());
+    shape[..shape.len() - 1].iter().product()
 }

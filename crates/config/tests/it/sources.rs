@@ -186,11 +186,14 @@ fn presets_are_those_of_the_contract() {
     let experts = |name: &str| {
         let m = load(Sources::default().preset(name)).model;
         let sizes = [m.experts, m.expert_ffn.get(), m.top_k.get(), m.moe_every.get()];
-        (sizes, m.capacity.get())
+        (sizes, m.capacity.write())
     };
-    assert_eq!((shape("tiny-moe"), experts("tiny-moe")), (shape("tiny"), ([8, 64, 2, 1], 1.25)));
+    assert_eq!(
+        (shape("tiny-moe"), experts("tiny-moe")),
+        (shape("tiny"), ([8, 64, 2, 1], "1.25".to_owned()))
+    );
     assert_eq!(shape("bench-moe"), shape("bench-13m"));
-    assert_eq!(experts("bench-moe"), ([8, 512, 2, 2], 0.0));
+    assert_eq!(experts("bench-moe"), ([8, 512, 2, 2], "0.0".to_owned()));
     let bench = load(Sources::default().preset("bench-13m"));
     assert_eq!(bench.optim.clip.0.map(|norm| norm.get()), Some(1.0));
     assert_eq!((bench.model.norm_eps.get(), bench.model.bias), (1e-5, false));

@@ -27,9 +27,10 @@ pub(super) struct Routing {
 impl Routing {
     /// Makes models expose their slots; none if they have none.
     pub(super) fn expose(models: &mut Models, microbatches: usize) -> Option<Self> {
+        let roomier = !models.roomier.is_empty();
         let others = models.roomier.iter_mut().chain(&mut models.gathered);
         for model in others.chain([&mut models.train]) {
-            *model = model.map_segments(with_slots);
+            *model = model.map_segments(|segment| with_slots(segment, roomier));
         }
         let exposing = &models.train;
         let all = 0..exposing.instances().len();
@@ -77,15 +78,15 @@ pub(super) fn rows_of(shown: &mut Session, at: (usize, usize)) -> Result<Vec<u64
     Ok(counts.chunks(runs).map(sum).collect())
 }
 
-/// A segment that exposes the slots by which it sends tokens; where rows are packed, the experts that they are of: slots
-/// depend on the room.
-fn with_slots(segment: &Program) -> Program {
-    let bounded = segment.instrs().iter().any(|instr| matches!(instr.op, Op::GroupedMatmul(_)));
+/// A segment that exposes the slots by which it sends tokens; where rows are packed or steps have bounds, the experts that
+/// they are of: slots depend on the room.
+fn with_slots(segment: &Program, roomier: bool) -> Program {
+    let packed = segment.instrs().iter().any(|instr| matches!(instr.op, Op::GroupedMatmul(_)));
     let mut exposing = segment.clone();
     let mut sends = segment.instrs().iter();
     let shown = sends.find_map(|instr| match instr.op {
         Op::Queue(_) => {
-            let slot = if bounded { instr.inputs[0] } else { instr.outputs[0] };
+            let slot = if packed || roomier { instr.inputs[0] } else { instr.outputs[0] };
             Some(vec![(port::SLOT, slot), (port::ROWS, instr.outputs[1])])
         }
         Op::Dispatch(_) => Some(vec![(port::SLOT, instr.inputs[1])]),

@@ -7,26 +7,53 @@
 //! at last the worst choices. The numbers of a step that is applied do not depend on the bound: what lies behind the
 //! last row of a region is never read.
 //!
+//! So are places of experts where they are as many as a step needs ([`Capacity::Fitting`]; Tutel's dynamic capacity: Hwang
+//! et al., 2022): the slack is the capacity factor, and the worst choices are those of a group that all take one expert.
+//!
 //! The choices of many tokens are more even than those of a few, so the samples of a rank share a region where sequences are
 //! not cut into groups.
 
 use phalanx_ir::ops::Queue;
 use phalanx_ir::{Builder, Tensor};
 
-use super::Experts;
+use super::{Experts, Places};
 use crate::architecture::{Purpose, port};
+
+/// How many places an expert has in each group of tokens.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Capacity {
+    /// So many times the even share; who comes later is dropped.
+    Factor(f64),
+    /// Nobody is dropped, and nobody has a place of his own: rows are packed by expert.
+    Dropless,
+    /// The least of some factors with which nobody is dropped in a step.
+    Fitting,
+}
+
+impl Capacity {
+    /// The multiple of the even share, where it is given.
+    pub(super) fn factor(self) -> Option<f64> {
+        match self {
+            Capacity::Factor(factor) => Some(factor),
+            Capacity::Dropless | Capacity::Fitting => None,
+        }
+    }
+}
 
 impl Experts {
     /// Room for the worst choices, as a multiple of the even share; of the layers where it is largest.
     pub fn worst_slack(&self) -> f64 {
         let (k, parts) = (self.router.choices(), self.parts.max(1));
-        let of = |count: usize| (parts * k.min(count / parts)) as f64 / k.max(1) as f64;
+        let of = |count: usize| match self.capacity {
+            Capacity::Fitting => count as f64 / k.max(1) as f64,
+            _ => (parts * k.min(count / parts)) as f64 / k.max(1) as f64,
+        };
         self.late.map_or(of(self.count), |late| of(self.count).max(of(late.count)))
     }
 
-    /// The same experts with the next bound; none if they have room for the worst choices, or places instead of rows.
+    /// The same experts with the next bound; none if they have room for the worst choices, or a given factor.
     pub(crate) fn with_more_room(&self) -> Option<Self> {
-        if self.capacity.is_some() {
+        if let Capacity::Factor(_) = self.capacity {
             return None;
         }
         let (slack, worst) = (self.slack?, self.worst_slack());
@@ -78,6 +105,40 @@ impl Experts {
     }
 }
 
+impl Experts {
+    /// Where logits of any sequence are wanted, nobody is dropped: a place that a later token's
+    /// first choice takes from an earlier one's second would show the future.
+    pub(super) fn capacity_for(&self, purpose: Purpose) -> Capacity {
+        match purpose {
+            Purpose::Train => self.capacity,
+            Purpose::Evaluate => self.eval_capacity.unwrap_or(self.capacity),
+            Purpose::Predict => Capacity::Dropless,
+        }
+    }
+
+    /// Whether rows are packed by expert. What is no step cannot be taken again with more places, so there they are,
+    /// too, where places are as many as are needed.
+    pub(super) fn is_packed(&self, purpose: Purpose) -> bool {
+        match self.capacity_for(purpose) {
+            Capacity::Factor(_) => false,
+            Capacity::Dropless => true,
+            Capacity::Fitting => purpose != Purpose::Train,
+        }
+    }
+
+    /// Tells how many choices found no place at their experts, unless there are places for all.
+    pub(super) fn tell_unplaced<'b>(
+        b: &'b Builder,
+        chosen: Tensor<'b>,
+        placed: Tensor<'b>,
+        Places { tokens, capacity, .. }: Places,
+    ) {
+        if capacity < tokens {
+            b.loss(port::LACKING, (chosen - placed).sum_all());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use phalanx_ir::DType;
@@ -89,7 +150,13 @@ mod tests {
 
     fn bounded(parts: usize, router: Router, slack: f64) -> Experts {
         let slack = Some(slack);
-        Experts { parts, slack, capacity: None, aux_loss: 0.0, ..Experts::new(4, 1, router) }
+        Experts {
+            parts,
+            slack,
+            capacity: Capacity::Dropless,
+            aux_loss: 0.0,
+            ..Experts::new(4, 1, router)
+        }
     }
 
     #[test]
@@ -110,16 +177,49 @@ mod tests {
         assert_eq!(bounds(4, Router::Switch, 1.25), [8, 15, 24]);
         assert_eq!(bounds(2, Router::TopK { k: 2 }, 1.0), [24, 48]);
         assert_eq!(bounds(1, Router::TopK { k: 2 }, 1.25), [48]);
-        // Where experts have places, no rows are packed.
-        let places = Experts { capacity: Some(1.25), ..bounded(4, Router::Switch, 1.25) };
+        // Where places are given, tokens beyond are dropped.
+        let places =
+            Experts { capacity: Capacity::Factor(1.25), ..bounded(4, Router::Switch, 1.25) };
         assert_eq!(places.with_more_room(), None);
+    }
+
+    /// As many places as are needed: from the first factor, doubled, up to a place for every token of a group.
+    #[test]
+    fn places_double_up_to_one_for_every_token() {
+        let mut next = Some(Experts {
+            capacity: Capacity::Fitting,
+            ..bounded(1, Router::TopK { k: 2 }, 1.25)
+        });
+        let (mut places, mut rows) = (vec![], vec![]);
+        while let Some(own) = next {
+            places.push(own.places(24, Purpose::Train).capacity);
+            rows.push(own.is_packed(Purpose::Train) || !own.is_packed(Purpose::Evaluate));
+            next = own.with_more_room();
+        }
+        // Of 48 choices 12 are a fourth; a token takes an expert once.
+        assert_eq!(places, [15, 24]);
+        assert_eq!(rows, [false; 2]);
     }
 
     /// Eight tokens of width two take the expert whose column of the router points most in their direction: five the first,
     /// two the second, none the third, one the fourth. A part of two experts has room for half of the eight.
     #[test]
     fn rows_without_room_are_counted() {
-        let experts = bounded(2, Router::Switch, 1.0);
+        let (lacking, empty) = counted(bounded(2, Router::Switch, 1.0));
+        // What found no room is carried by the residual stream alone, until the step is taken again: the last of the first
+        // expert's, and both of the second's.
+        assert_eq!((lacking, empty), (3.0, vec![1, 6, 7]));
+    }
+
+    /// The same tokens: an expert has places for half as many again as the even share of two.
+    #[test]
+    fn choices_without_places_are_counted() {
+        let own = Experts { capacity: Capacity::Fitting, ..bounded(1, Router::Switch, 1.5) };
+        assert_eq!(counted(own), (2.0, vec![5, 7]));
+    }
+
+    /// How many of the eight tokens found no room, and which ones experts gave nothing.
+    fn counted(experts: Experts) -> (f64, Vec<usize>) {
         let b = Builder::new("experts", DType::F64);
         let x = b.data("x", DType::F64, [1, 8, 2]);
         let shape = BatchShape { batch: 1, seq: 8 };
@@ -137,11 +237,7 @@ mod tests {
         ];
         let found = run(&b.finish().unwrap(), &inputs).unwrap();
         let of = |name: &str| found.iter().find(|(own, _)| own == name).unwrap().1.values();
-        assert_eq!(of(port::LACKING), [3.0]);
-        // What found no room is carried by the residual stream alone, until the step is taken again: the last of the first
-        // expert's, and both of the second's.
         let y = of("y");
-        let empty: Vec<usize> = (0..8).filter(|token| y[2 * token] == 0.0).collect();
-        assert_eq!(empty, [1, 6, 7]);
+        (of(port::LACKING)[0], (0..8).filter(|token| y[2 * token] == 0.0).collect())
     }
 }

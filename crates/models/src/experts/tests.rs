@@ -13,7 +13,7 @@ const SITE: u32 = 1;
 
 /// Two experts of width one, and nothing but what a router chooses.
 fn two(router: Router) -> Experts {
-    Experts { capacity: None, aux_loss: 0.0, ..Experts::new(2, 1, router) }
+    Experts { capacity: Capacity::Dropless, aux_loss: 0.0, ..Experts::new(2, 1, router) }
 }
 
 fn tensor(shape: &[usize], values: &[f64]) -> RefTensor {
@@ -176,8 +176,8 @@ fn each_purpose_has_its_places_and_its_noise() {
     let experts = Experts {
         jitter: 0.1,
         dropout: 0.4,
-        capacity: Some(1.0),
-        eval_capacity: Some(Some(2.0)),
+        capacity: Capacity::Factor(1.0),
+        eval_capacity: Some(Capacity::Factor(2.0)),
         ..Experts::new(4, 3, Router::Noisy { k: 2 })
     };
     let of = |purpose| {
@@ -201,6 +201,6 @@ fn each_purpose_has_its_places_and_its_noise() {
     assert_eq!((of(Purpose::Evaluate).0, of(Purpose::Evaluate).1), (0, 8));
     // Rows are packed: as many as tokens have choices.
     assert_eq!((of(Purpose::Predict).0, of(Purpose::Predict).1), (0, 16));
-    let all = Experts { capacity: Some(4.0), ..experts.clone() };
+    let all = Experts { capacity: Capacity::Factor(4.0), ..experts.clone() };
     assert_eq!(all.places(8, Purpose::Train).capacity, 8);
 }

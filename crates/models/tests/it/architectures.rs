@@ -4,8 +4,8 @@ use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Init, Model, Role, verify};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, names};
 use phalanx_models::{
-    Architecture, AuxScope, BatchShape, Experts, Gpt, LateExperts, Llama, Mlp, Purpose, Router,
-    port,
+    Architecture, AuxScope, BatchShape, Capacity, Experts, Gpt, LateExperts, Llama, Mlp, Purpose,
+    Router, port,
 };
 
 pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 8 };
@@ -13,7 +13,7 @@ pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 8 };
 /// Every second layer has experts.
 pub(crate) fn small_mixture() -> Llama {
     let experts = Experts {
-        capacity: Some(1.0),
+        capacity: Capacity::Factor(1.0),
         parts: 1,
         group: Some(4),
         every: 2,

@@ -9,7 +9,7 @@ use phalanx_cuda::CudaEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::ModelSpec;
-use phalanx_models::{Architecture, BatchShape, Experts, Gpt, Llama, Router, T5, port};
+use phalanx_models::{Architecture, BatchShape, Capacity, Experts, Gpt, Llama, Router, T5, port};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::Compiled;
 use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
@@ -152,7 +152,7 @@ impl<'a> Case<'a> {
             ModelSpec::Mixtral(spec) => {
                 let router = Router::TopK { k: spec.top_k };
                 let experts = Experts {
-                    capacity: None,
+                    capacity: Capacity::Dropless,
                     every: spec.every,
                     aux_loss: self.record["aux_loss"].as_f64().unwrap(),
                     ..Experts::new(spec.experts, spec.expert_ffn, router)

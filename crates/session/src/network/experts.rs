@@ -1,11 +1,11 @@
 //! The experts that a configuration describes.
 
 use phalanx_config::{
-    AuxScopeKind, ExchangeKind, ModelConfig, NonNegative, ParallelConfig, PlacementKind,
+    AuxScopeKind, CapacityKind, ExchangeKind, ModelConfig, ParallelConfig, PlacementKind,
     PolicyKind, RouterKind, TpKind,
 };
 use phalanx_models::hf::{LlamaSpec, MixtralSpec, ModelSpec};
-use phalanx_models::{AuxScope, Experts, LateExperts, Router};
+use phalanx_models::{AuxScope, Capacity, Experts, LateExperts, Router};
 
 /// The specification of a model that may have experts.
 pub(super) fn spec(config: &ModelConfig, base: LlamaSpec) -> ModelSpec {
@@ -73,9 +73,12 @@ pub(super) fn of(config: &ModelConfig, parallel: &ParallelConfig, spec: &Mixtral
     }
 }
 
-/// Places of an expert as a multiple of its even share; none: a place for every token.
-fn places(factor: NonNegative) -> Option<f64> {
-    Some(factor.get()).filter(|factor| *factor > 0.0)
+fn places(capacity: CapacityKind) -> Capacity {
+    match capacity {
+        CapacityKind::Factor(factor) => Capacity::Factor(factor.get()),
+        CapacityKind::Dropless => Capacity::Dropless,
+        CapacityKind::Auto => Capacity::Fitting,
+    }
 }
 
 /// The keys of experts, with the values of a model folder.

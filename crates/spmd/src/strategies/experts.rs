@@ -106,7 +106,8 @@ impl ExpertParallel {
             | ExpertExchange::Weights => false,
             ExpertExchange::AllGather => true,
             ExpertExchange::Cheapest => {
-                // Only rows travel, at most as many as there are choices.
+                // Only rows travel, at most as many as there are choices. Bounds that steps try are never below these,
+                // so all of them exchange in the same way.
                 let rows = found.places(program).min(found.choices(program));
                 rows > self.ranks * found.tokens(program)
             }

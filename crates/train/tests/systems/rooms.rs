@@ -84,6 +84,47 @@ fn steps_that_lack_room_leave_the_bits_of_those_that_do_not() {
     }
 }
 
+/// Places of experts that are as many as a step needs (Tutel's dynamic capacity) leave the bits of a place for every token,
+/// on one rank as on many, however experts and tokens meet.
+#[test]
+fn places_that_fit_leave_the_bits_of_a_place_for_every_token() {
+    let ep4 = ["parallel.dp=4", "parallel.ep=4"];
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&[], &["model.router=gshard", "model.group=4"]),
+        (&EP2[..2], &["parallel.expert_exchange=weights", "parallel.zero=1"]),
+        (&EP2[..2], &["parallel.expert_exchange=all-gather", "parallel.tp=2", "parallel.sp=true"]),
+        (&ep4, &["parallel.expert_exchange=hierarchical", "parallel.zero=3"]),
+        (&EP2, &["parallel.pp=2", "train.microbatches=2", "train.recompute=full"]),
+        (&["parallel.cp=2"], &["model.group=4", "model.router=switch"]),
+    ];
+    for (ranks, sets) in cases {
+        let rooms = same(&[&["model.capacity=auto"][..], ranks, sets].concat());
+        assert!(rooms.iter().any(|own| own.repeats > 0 && own.lacking > 0), "{sets:?}: {rooms:?}");
+    }
+}
+
+/// Nobody is dropped, so the numbers are those of packed rows, up to the order of sums; and those of one rank.
+#[test]
+fn places_that_fit_agree_with_packed_rows_and_with_one_rank() {
+    let with = |capacity: &str| trained(&dropless(&[&EP2[..], &[capacity]].concat()), 3).0;
+    for (fitted, packed) in with("model.capacity=auto").iter().zip(&with("model.capacity=0")) {
+        for (a, b) in [(fitted.loss, packed.loss), (fitted.grad_norm, packed.grad_norm)] {
+            assert!((a - b).abs() <= 1e-12 * b.abs(), "{a} {b}");
+        }
+    }
+    let one = ["model.capacity=auto", "parallel.expert_slack=1"];
+    for sets in [
+        &["parallel.dp=2", "train.microbatches=2"][..],
+        &["parallel.dp=2", "parallel.ep=2", "parallel.expert_exchange=weights"],
+        &["parallel.dp=4", "parallel.ep=2", "parallel.zero=3", "model.router=noisy"],
+        &["parallel.tp=2", "parallel.sp=true", "model.jitter=0.1"],
+    ] {
+        let sets = [&one, sets].concat();
+        let found = agrees(&format!("{sets:?}"), &dropless(&sets), None);
+        assert_eq!(found.routing_flips, Some(0), "{sets:?}");
+    }
+}
+
 /// What else changes in a step that changes nothing, the scale of the loss, stays too: an overflow halves it, want of room
 /// does not.
 #[test]
@@ -201,6 +242,20 @@ fn bytes_and_memory_follow_the_bound() {
     assert!(small < large, "{small} {large}");
 }
 
+/// Places of experts are told beside an even share, too: two choices for each token that a rank has.
+#[test]
+fn places_are_told_beside_the_even_share() {
+    for (ranks, sets) in [(1, &[][..]), (2, &EP2[..]), (2, &["parallel.dp=2"])] {
+        let loaded = dropless(&[&["model.capacity=auto"], sets].concat());
+        let own = laid(&loaded, None);
+        let rooms = Planner::new(&own.lowered).unwrap().rooms().unwrap().unwrap();
+        let train = &loaded.config.train;
+        let tokens = train.batch_size.get() * train.seq_len.get() / ranks;
+        assert_eq!((rooms.even, rooms.bounds.len()), (2 * tokens, 2), "{sets:?}");
+        assert_eq!([0, 1].map(|bound| rooms.slack(bound)), [1.25, 2.0], "{sets:?}");
+    }
+}
+
 #[test]
 fn what_room_cannot_mean_is_refused() {
     let own = ["model.experts=4", "model.capacity=0"];
@@ -225,6 +280,16 @@ fn what_room_cannot_mean_is_refused() {
             ],
             "needs updates that wait",
         ),
+        (
+            &[
+                "model.capacity=auto",
+                "parallel.pp=2",
+                "train.microbatches=2",
+                "parallel.schedule=pipedream-2bw",
+            ],
+            "model.capacity = \"auto\" needs updates that wait",
+        ),
+        (&["model.capacity=auto", "model.expert_dropout=0.1"], "places change from step to step"),
     ] {
         let error = try_llama(&[&own, sets].concat()).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
