@@ -60,11 +60,16 @@ fn machines(asked: &Asked, loaded: &Loaded) -> Result<Vec<usize>> {
     let each = parallel.tp.get() * parallel.cp.get();
     match asked.devices.iter().find(|devices| !devices.is_multiple_of(each)) {
         None => Ok(asked.devices.iter().map(|devices| devices / each).collect()),
-        Some(devices) => Err(Error::refused(
-            Problem::new(format!("{devices} devices of a machine are no groups of {each}"))
+        Some(devices) => {
+            let near = asked.devices.iter().map(|own| own.next_multiple_of(each).to_string());
+            Err(Error::refused(
+                Problem::new(format!(
+                    "{devices} devices of a machine cannot be divided into groups of {each}"
+                ))
                 .because("parallel.tp × parallel.cp ranks share the work of a layer")
-                .nearest(format!("--devices {}", devices.next_multiple_of(each))),
-        )),
+                .nearest(format!("--devices {}", near.collect::<Vec<_>>().join(","))),
+            ))
+        }
     }
 }
 

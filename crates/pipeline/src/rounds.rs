@@ -43,7 +43,19 @@ pub(crate) fn updates(schedule: &Schedule, reads: &[VersionRead]) -> Result<Upda
     let synced = Updates { together, ..updates.clone() };
     match (apart, rounds.delays(&synced)) {
         (Err(_), Ok(delays)) if together > 1 => Ok(Updates { delays, ..synced }),
+        // Neither fits: what is wrong is told by the reading under which more rows are right.
+        (Err(apart), Err(synced)) if together > 1 => {
+            Err(if row(&synced) > row(&apart) { synced } else { apart })
+        }
         (apart, _) => Ok(Updates { delays: apart?, ..updates }),
+    }
+}
+
+/// The row of a table that an error is about.
+fn row(error: &PipelineError) -> usize {
+    match error {
+        PipelineError::Csv { line, .. } => *line,
+        _ => 0,
     }
 }
 

@@ -285,6 +285,14 @@ impl Schedule {
         self.updates.as_ref()
     }
 
+    /// Versions of the weights that a stage group has buffers for; one if it keeps no older ones.
+    pub(crate) fn kept_versions(&self, stage_group: usize) -> usize {
+        let Some(updates) = &self.updates else { return 1 };
+        let chunks = 0..self.placement.chunks(stage_group);
+        let held = chunks.filter_map(|chunk| self.placement.held(stage_group, chunk));
+        held.map(|held| updates.older(held.stage) + 1).max().unwrap_or(1)
+    }
+
     /// The same without pairs: each turn begins when it has what it needs itself.
     pub fn apart(self) -> Self {
         Schedule { pairs: BTreeSet::new(), ..self }

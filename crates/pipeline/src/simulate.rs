@@ -192,8 +192,11 @@ fn peak(schedule: &Schedule, stage_group: usize, end: Phase) -> usize {
 /// always. Of a table, which does not say when versions are made: from the first use to the last.
 fn versions(schedule: &Schedule, stage_group: usize) -> usize {
     let turns = schedule.turns(stage_group);
-    if let Some(updates) = schedule.updates() {
-        return updated_versions(turns, updates);
+    match schedule.updates() {
+        None => {}
+        // Stages that change versions together also keep those in between, which nobody reads.
+        Some(updates) if updates.together > 1 => return schedule.kept_versions(stage_group),
+        Some(updates) => return updated_versions(turns, updates),
     }
     let mut lives: HashMap<usize, (usize, usize)> = HashMap::new();
     for (index, turn) in turns.iter().enumerate() {

@@ -30,7 +30,7 @@ pub struct ModelProfile {
     pub state: f64,
 }
 
-/// Measures the configured model on one rank of this machine.
+/// Measures the configured model on the ranks of one group on this machine.
 pub fn profile(loaded: &Loaded) -> Result<ModelProfile> {
     of_costs(loaded, measure::costs_of_job)
 }

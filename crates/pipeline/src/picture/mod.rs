@@ -107,14 +107,6 @@ impl<'a> Panel<'a> {
         format!("{named}{stage_groups}{chunks}, {batches}")
     }
 
-    /// Versions of the weights that a stage group keeps; one if it keeps no older ones.
-    fn versions(&self, stage_group: usize) -> usize {
-        let Some(updates) = self.schedule.updates() else { return 1 };
-        let chunks = 0..self.schedule.placement().chunks(stage_group);
-        let held = chunks.filter_map(|chunk| self.schedule.placement().held(stage_group, chunk));
-        held.map(|held| updates.delays[held.stage] + 1).max().unwrap_or(1)
-    }
-
     /// When a stage group ends each step of a row, except the last: with the last of its backwards.
     fn step_ends(&self, stage_group: usize) -> Vec<f64> {
         let step = self.schedule.updates().map_or(usize::MAX, |updates| updates.step);
@@ -192,7 +184,7 @@ fn has_steps(panels: &[Panel<'_>]) -> bool {
 
 /// Whether a stage group keeps older weights.
 fn keeps_versions(panel: &Panel<'_>) -> bool {
-    (0..panel.schedule.stage_groups()).any(|stage_group| panel.versions(stage_group) > 1)
+    (0..panel.schedule.stage_groups()).any(|stage_group| panel.schedule.kept_versions(stage_group) > 1)
 }
 
 /// Whether there are second forwards to draw.

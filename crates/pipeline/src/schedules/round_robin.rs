@@ -271,6 +271,10 @@ mod tests {
                 }
             }
         }
+        // Both holders of the first stage, then the second stage, whose versions change twice as often.
+        let schedule = round_robin(&[2, 1], 8, 2, true).unwrap();
+        let kept: Vec<usize> = (0..3).map(|group| schedule.kept_versions(group)).collect();
+        assert_eq!(kept, [2, 2, 4]);
         let delays = |holders: &[usize]| Feeding::of(holders, true).unwrap().unwrap().delays;
         assert_eq!(delays(&[1, 1, 1]), [2, 2, 2]);
     }

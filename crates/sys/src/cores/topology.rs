@@ -1,7 +1,7 @@
 //! Which cores ranks get: physical cores before hyper-threads, and those of one memory node together.
 //!
 //! A hyper-thread shares the units of a physical core, so two threads that multiply gain nothing from it;
-//! memory of another socket is slower than one's own. What the system says of its cores is read once
+//! memory of another socket is slower than one's own. What the system says of its cores is read where ranks are started
 //! ([`Topology::here`]); who gets which is a pure function of that ([`Topology::assign`]).
 
 use std::path::Path;
@@ -73,7 +73,8 @@ impl Topology {
     /// For each of some ranks the cores of its threads, one for each thread and none twice; nothing if
     /// there are too few.
     ///
-    /// If physical cores suffice, each thread has one of its own. Each rank's cores are on one node
+    /// If physical cores suffice, each thread has one of its own; if not, both threads of a core are taken before
+    /// the next core, so that a rank stays on one node. Each rank's cores are on one node
     /// while there is one that has enough of them. Ranks are spread evenly over nodes, so that each
     /// has its share of all memory channels, and neighbours in number, which communicate most, are
     /// together.

@@ -33,7 +33,11 @@ fn different_products(by_rank: &[String]) -> Option<String> {
     let first = by_rank.first()?;
     let others: Vec<usize> = (0..by_rank.len()).filter(|&rank| by_rank[rank] != *first).collect();
     let (rank, more) = (*others.first()?, others.len() - 1);
-    let more = if more > 0 { format!(", and {more} more differ") } else { String::new() };
+    let more = match more {
+        0 => String::new(),
+        1 => ", and one more differs".to_owned(),
+        more => format!(", and {more} more differ"),
+    };
     Some(format!(
         "note   own products are {first} on rank 0, and {} on rank {rank}{more}: on equal processors the last bits of a step are others",
         by_rank[rank]
@@ -147,7 +151,7 @@ mod tests {
         assert_eq!(different_products(&words(&["none"])), None);
         assert_eq!(different_products(&words(&["bf16 on amx"; 4])), None);
         let told = different_products(&words(&["bf16 on amx", "bf16 on amx", "none", "none"]));
-        let expected = "note   own products are bf16 on amx on rank 0, and none on rank 2, and 1 more differ: on equal processors the last bits of a step are others";
+        let expected = "note   own products are bf16 on amx on rank 0, and none on rank 2, and one more differs: on equal processors the last bits of a step are others";
         assert_eq!(told.as_deref(), Some(expected));
     }
 
