@@ -43,7 +43,7 @@ impl ParallelConfig {
         });
         values.rule(&[POLICY, "model.capacity"], dropless, || {
             Problem::new(format!("{POLICY} = \"{name}\" has no effect unless model.capacity = 0"))
-                .because("as many places travel whatever is chosen, so the same layout is always the better one")
+                .because("no expert gets more rows than it has places, so the same layout is nearly always the better one")
                 .fix("model.capacity = 0; or parallel.expert_exchange = \"weights\" or \"all-to-all\"")
         });
         let exchange = self.expert_exchange;

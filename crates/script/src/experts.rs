@@ -5,10 +5,9 @@
 //! pure function of that log, in integers: every rank decides the same, and a replay decides as the run did.
 //!
 //! The rule of Tutel takes what moves less. With P elements of expert weights in a layer, of which each of n ranks has a
-//! part, tokens of width d, and C = n · rows of the busiest rank (the capacity with which nobody is dropped), a layer and
-//! step moves 4·d·C elements where rows travel, there and back, forward and backward; and 3·P for each micro-batch where
-//! weights are gathered twice and their gradients scattered; both times (n−1)/n, divided among the ranks. The paper's
-//! r = 1 and r = 0.
+//! part, tokens of width d, and R rows of the busiest rank, for which the others wait, that rank moves 4·d·R elements in
+//! a layer and step where rows travel, there and back, forward and backward; and every rank 3·P for each micro-batch where
+//! weights are gathered twice and their gradients scattered; both times (n−1)/n. The paper's r = 1 and r = 0.
 
 use std::fmt;
 
@@ -75,7 +74,7 @@ pub struct Tutel {
 }
 
 impl Tutel {
-    /// Elements that move in a step with these choices, in multiples of the width of a token.
+    /// Elements that the busiest rank moves in a step with these choices, in multiples of the width of a token.
     pub fn moved(&self, layout: ReadLayout, chosen: &[Vec<u64>]) -> u64 {
         chosen.iter().map(|layer| self.moved_in(layout, layer)).sum()
     }
@@ -83,7 +82,7 @@ impl Tutel {
     fn moved_in(&self, layout: ReadLayout, chosen: &[u64]) -> u64 {
         let matrices = 3;
         match layout {
-            ReadLayout::Own => 4 * self.ranks as u64 * self.busiest(chosen),
+            ReadLayout::Own => 4 * self.busiest(chosen),
             ReadLayout::All => {
                 let elements = matrices * chosen.len() * self.ffn / self.slices.max(1);
                 (3 * elements * self.microbatches) as u64
@@ -137,19 +136,19 @@ mod tests {
     use super::*;
 
     const TUTEL: Tutel =
-        Tutel { ranks: 4, dealt: false, copies: 1, slices: 1, microbatches: 1, ffn: 64 };
+        Tutel { ranks: 4, dealt: false, copies: 1, slices: 1, microbatches: 1, ffn: 16 };
 
     fn record(chosen: &[u64]) -> ExpertRecord {
         ExpertRecord { step: 1, layout: ReadLayout::Own, chosen: vec![chosen.to_vec()] }
     }
 
-    /// By hand: 8 experts of ffn 64 are 3 · 8 · 64 rows of weights, three times; 1,024 rows of tokens are 256 for each
-    /// rank if choices are even, and four exchanges of four times the busiest rank's.
+    /// By hand: 8 experts of ffn 16 are 3 · 8 · 16 rows of weights, three times; 1,024 rows of tokens are 256 for each
+    /// rank if choices are even, and there are four exchanges of the busiest rank's.
     #[test]
     fn the_layout_that_moves_less_is_taken() {
         let even = [128; 8];
-        assert_eq!(TUTEL.moved(ReadLayout::Own, &[even.to_vec()]), 4 * 4 * 256);
-        assert_eq!(TUTEL.moved(ReadLayout::All, &[even.to_vec()]), 3 * 3 * 8 * 64);
+        assert_eq!(TUTEL.moved(ReadLayout::Own, &[even.to_vec()]), 4 * 256);
+        assert_eq!(TUTEL.moved(ReadLayout::All, &[even.to_vec()]), 3 * 3 * 8 * 16);
         assert_eq!(TUTEL.next(2, Some(&record(&even))), ReadLayout::Own);
         // The first rank has 288 of them: as much moves either way, and then tokens go.
         let skewed = [144, 144, 128, 128, 120, 120, 120, 120];
@@ -175,7 +174,7 @@ mod tests {
             let chosen = [[228 + skew; 2], [128; 2], [128; 2], [28; 2]].as_flattened().to_vec();
             let own = TUTEL.moved(ReadLayout::Own, std::slice::from_ref(&chosen));
             assert!(own > last);
-            assert_eq!(TUTEL.moved(ReadLayout::All, &[chosen]), 4608);
+            assert_eq!(TUTEL.moved(ReadLayout::All, &[chosen]), 1152);
             last = own;
         }
     }

@@ -321,6 +321,10 @@ impl<E: Engine + Counters + 'static> Counters for Remote<E> {
         self.ask(|device_thread| device_thread.engine.products()).unwrap()
     }
 
+    fn moves_rows(&self) -> bool {
+        self.ask(|device_thread| device_thread.engine.moves_rows()).unwrap()
+    }
+
     fn scratch_bytes(&mut self) -> usize {
         self.ask(|device_thread| device_thread.engine.scratch_bytes()).unwrap()
     }

@@ -78,8 +78,8 @@ pub(super) fn rows_of(shown: &mut Session, at: (usize, usize)) -> Result<Vec<u64
     Ok(counts.chunks(runs).map(sum).collect())
 }
 
-/// A segment that exposes the slots by which it sends tokens; where rows are packed or steps have bounds, the experts that
-/// they are of: slots depend on the room.
+/// A segment that exposes the slots by which it sends tokens; where rows are packed or steps have bounds, the places of
+/// their experts: slots depend on the room.
 fn with_slots(segment: &Program, roomier: bool) -> Program {
     let packed = segment.instrs().iter().any(|instr| matches!(instr.op, Op::GroupedMatmul(_)));
     let mut exposing = segment.clone();
@@ -92,13 +92,8 @@ fn with_slots(segment: &Program, roomier: bool) -> Program {
         Op::Dispatch(_) => Some(vec![(port::SLOT, instr.inputs[1])]),
         _ => None,
     });
-    // Slots are of experts, wherever these are.
-    let dealt = |slot| {
-        let deal = segment.instrs().iter().find(|instr| instr.outputs.contains(&slot));
-        deal.filter(|deal| matches!(deal.op, Op::Deal(_))).map_or(slot, |deal| deal.inputs[0])
-    };
     let shown = shown.into_iter().flatten();
-    shown.for_each(|(name, value)| exposing.output(name, Role::Probe, dealt(value)));
+    shown.for_each(|(name, value)| exposing.output(name, Role::Probe, value));
     exposing
 }
 

@@ -136,7 +136,14 @@ impl Run<'_> {
             by_op.iter().map(|(op, moved)| format!("{op} {}", bytes(*moved))).collect();
         match self.session.ranks() {
             1 => "nothing: there is one rank".to_owned(),
-            _ => format!("{} between ranks in each step: {}", bytes(total), each.join(", ")),
+            _ => {
+                // Rows of experts travel as many as there are; types know how many there may be.
+                let most = match row_bytes(self.session.script()) {
+                    Some(_) => "at most ",
+                    None => "",
+                };
+                format!("{most}{} between ranks in each step: {}", bytes(total), each.join(", "))
+            }
         }
     }
 }

@@ -218,7 +218,7 @@ fn a_step_without_room_changes_nothing() {
     assert!(bits(&mut session) == before);
 }
 
-/// The bound is what ranks exchange and keep: of 32 tokens with two choices each, 40 rows for a rank instead of 64.
+/// The bound is what ranks keep, and exchange at most: of 32 tokens with two choices each, 40 rows for a rank instead of 64.
 #[test]
 fn bytes_and_memory_follow_the_bound() {
     let of = |slack: &str| {
