@@ -184,7 +184,8 @@ fn has_steps(panels: &[Panel<'_>]) -> bool {
 
 /// Whether a stage group keeps older weights.
 fn keeps_versions(panel: &Panel<'_>) -> bool {
-    (0..panel.schedule.stage_groups()).any(|stage_group| panel.schedule.kept_versions(stage_group) > 1)
+    (0..panel.schedule.stage_groups())
+        .any(|stage_group| panel.schedule.kept_versions(stage_group) > 1)
 }
 
 /// Whether there are second forwards to draw.

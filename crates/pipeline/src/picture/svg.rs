@@ -219,7 +219,9 @@ impl Drawing {
             false => {
                 self.page.bar((left, y + 6.0), (long(until_b), ROW - 12.0), dark);
                 match keeps_versions(panel) {
-                    true => format!("{}, {}", short(until_b), panel.schedule.kept_versions(stage_group)),
+                    true => {
+                        format!("{}, {}", short(until_b), panel.schedule.kept_versions(stage_group))
+                    }
                     false => short(until_b),
                 }
             }
