@@ -23,7 +23,7 @@ pub struct ParamBlock {
     pub start: Vec<usize>,
     /// The extent of the block in each dim, with its padding.
     pub extent: Vec<usize>,
-    /// To how many ranks the first dim is dealt: the block is one of [`Param::dealt`](phalanx_ir::Param::dealt). It has no padding
+    /// To how many ranks the first dim is distributed: as [`Param`](phalanx_ir::Param) says. It has no padding
     /// there then.
     #[serde(default = "not_dealt", skip_serializing_if = "is_not_dealt")]
     pub dealt: usize,
@@ -116,7 +116,7 @@ impl ParamBlock {
         runs.into_iter().flat_map(own).collect()
     }
 
-    /// The same as if the first dim was not dealt.
+    /// The same as if the first dim was not distributed.
     fn placed(&self, elements: &Range<usize>) -> Vec<StoredRun> {
         // Trailing dims that the block has whole form one row.
         let whole = |d: usize| self.start[d] == 0 && self.extent[d] == self.shape[d];
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(block.runs(&(0..24)), [StoredRun { global: 12, len: 24, at: 0 }]);
     }
 
-    /// Eight experts that are dealt to four ranks: the second one has experts 1 and 5, cut by columns here.
+    /// Eight experts that are distributed to four ranks: the second one has experts 1 and 5, cut by columns here.
     #[test]
     fn dealt_blocks_are_the_experts_of_their_rank() {
         let (shape, start) = (vec![8, 3, 4], vec![2, 0, 2]);

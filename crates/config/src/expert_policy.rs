@@ -2,6 +2,7 @@
 
 use phalanx_error::Problem;
 
+use super::Config;
 use super::experts::ExchangeKind;
 use super::parallel::{LayoutKind, ParallelConfig};
 use super::setting::choice;
@@ -68,6 +69,26 @@ impl ParallelConfig {
             ))
             .because("a search finds one layout for all steps")
             .fix(format!("parallel.layout = \"given\", or {POLICY} = \"static\""))
+        });
+    }
+}
+
+impl Config {
+    /// Where ranks of `parallel.cp` share groups of tokens, rows are gathered among them, and gradients of experts are sums
+    /// over other ranks than where all experts are read.
+    pub(crate) fn check_shared_groups(&self, packed: bool, values: &mut Values) {
+        let (cp, group) = (self.parallel.cp.get(), self.model.group.get());
+        let chooses = packed
+            && self.parallel.ep.get() > 1
+            && self.parallel.expert_policy == PolicyKind::Tutel;
+        let apart = cp == 1 || (self.train.seq_len.get() / cp).is_multiple_of(group);
+        let keys = ["parallel.expert_policy", "parallel.cp", "model.group"];
+        values.rule(&keys, !chooses || apart, || {
+            Problem::new(format!(
+                "parallel.expert_policy = \"tutel\" does not work with parallel.cp = {cp} and model.group = {group}"
+            ))
+            .because("ranks of parallel.cp share a group of tokens, so the two layouts sum gradients of experts over different ranks")
+            .fix("a model.group that divides train.seq_len / parallel.cp")
         });
     }
 }

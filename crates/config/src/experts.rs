@@ -1,7 +1,6 @@
 //! Experts in place of a dense feed-forward part: their kinds, and rules between their keys.
 
 use super::Config;
-use super::expert_policy::PolicyKind;
 use super::fits::near;
 use super::model::{ModelConfig, ModelKind, assignments, default_init, default_top_k};
 use super::parallel::ParallelConfig;
@@ -61,7 +60,7 @@ choice! {
     pub enum PlacementKind {
         /// Neighbours: of 8 experts on 4 ranks, the first one has 0 and 1.
         Block = "block",
-        /// Dealt one by one: of 8 experts on 4 ranks, the first one has 0 and 4.
+        /// Distributed one by one: of 8 experts on 4 ranks, the first one has 0 and 4.
         RoundRobin = "round-robin",
     }
 }
@@ -346,24 +345,6 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// Where ranks of `parallel.cp` share groups of tokens, rows are gathered among them, and gradients of experts are sums
-    /// over other ranks than where all experts are read.
-    fn check_shared_groups(&self, packed: bool, values: &mut Values) {
-        let (cp, group) = (self.parallel.cp.get(), self.model.group.get());
-        let chooses = packed
-            && self.parallel.ep.get() > 1
-            && self.parallel.expert_policy == PolicyKind::Tutel;
-        let apart = cp == 1 || (self.train.seq_len.get() / cp).is_multiple_of(group);
-        let keys = ["parallel.expert_policy", "parallel.cp", "model.group"];
-        values.rule(&keys, !chooses || apart, || {
-            Problem::new(format!(
-                "parallel.expert_policy = \"tutel\" does not work with parallel.cp = {cp} and model.group = {group}"
-            ))
-            .because("ranks of parallel.cp share a group of tokens, so the two layouts sum gradients of experts over different ranks")
-            .fix("a model.group that divides train.seq_len / parallel.cp")
-        });
-    }
-
     /// Rejects an order of calls that would have no effect or that a GPU does not keep.
     pub(crate) fn check_priority(&self, values: &mut Values) {
         let capacity = (self.model.experts > 0).then_some(self.model.capacity);

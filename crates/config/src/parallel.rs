@@ -32,7 +32,7 @@ section! {
         expert_exchange: ExchangeKind = "auto"; aka "moe_token_dispatcher_type" "token_dispatcher",
         /// What decides between steps where experts and tokens meet. tutel: tokens go or experts come, by what moves less.
         expert_policy: PolicyKind = "static"; aka "adaptive_r",
-        /// Which experts the ranks of ep have. block: neighbours; round-robin: dealt one by one.
+        /// Which experts the ranks of ep have. block: neighbours; round-robin: distributed one by one.
         expert_placement: PlacementKind = "block"; aka "expert_distribution",
         /// Where nobody is dropped: room for the rows of experts that a rank gets, or places with model.capacity =
         /// "auto", as a multiple of the even share. A step that lacks room changes nothing and is taken again with twice

@@ -34,14 +34,14 @@ pub struct Param {
     pub init: Init,
     /// Whether weight decay applies: to matrices, not to norms and biases.
     pub decay: bool,
-    /// To how many ranks its first dim is dealt round robin: programs read it as the elements 0, n, 2n … of the first
+    /// To how many ranks its first dim is distributed round robin: programs read it as the elements 0, n, 2n … of the first
     /// rank, then those of the second, and so on ([`Deal`]). Its name, initial values and checkpoints are of its own
     /// order. 1: programs read that.
     pub dealt: usize,
 }
 
 impl Param {
-    /// How the first dim is dealt, if it is.
+    /// How the first dim is distributed, if it is.
     pub fn deal(&self) -> Option<Deal> {
         let experts = self.shape.first().copied().unwrap_or(1);
         (self.dealt > 1).then_some(Deal { experts, parts: self.dealt, per: 1 })
@@ -156,7 +156,7 @@ impl Model {
         Self { segments: self.segments.iter().map(segment).collect(), ..self.clone() }
     }
 
-    /// The same model, whose programs read some parameters as dealt to so many ranks, which divide their first dim.
+    /// The same model, whose programs read some parameters as distributed to so many ranks, which divide their first dim.
     pub fn dealing(mut self, parts: usize, which: impl Fn(&Param) -> bool) -> Self {
         for param in self.params.iter_mut().filter(|param| which(param)) {
             param.dealt = parts;

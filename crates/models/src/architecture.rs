@@ -28,7 +28,7 @@ pub mod port {
     pub const PREDICTION: &str = "prediction";
     /// Probe: how many tokens of each group chose each expert, `[batch, groups, experts]`.
     pub const CHOSEN: &str = "experts.chosen";
-    /// Probe: how many of them found a place, if some may not; by place, where experts are dealt to ranks.
+    /// Probe: how many of them found a place, if some may not; by place, where experts are distributed to ranks.
     pub const PLACED: &str = "experts.placed";
     /// Loss, where rooms are bounded: the rows that found no room. It is no part of what is minimised.
     pub const LACKING: &str = "experts.lacking";

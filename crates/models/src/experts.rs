@@ -35,7 +35,7 @@ pub struct Experts {
     pub capacity: Capacity,
     /// Among how many ranks experts are divided, where nobody is dropped: rows are packed for each of them.
     pub parts: usize,
-    /// To how many ranks experts are dealt round robin: with eight on four, the first rank has 0 and 4. 1: ranks have
+    /// To how many ranks experts are distributed round robin: with eight on four, the first rank has 0 and 4. 1: ranks have
     /// neighbours, the first one 0 and 1.
     pub dealt: usize,
     /// Whether a step may also leave rows where their tokens are, on ranks that read all experts then.
@@ -390,8 +390,8 @@ impl Experts {
             )
         })?;
         check.divides(("parts", self.parts), experts)?;
-        check.sizes(&[("dealt", self.dealt)])?;
-        check.divides(("dealt", self.dealt), experts)?;
+        check.sizes(&[("distributed", self.dealt)])?;
+        check.divides(("distributed", self.dealt), experts)?;
         check.divides(("group", self.tokens(seq, purpose)), ("seq", seq))?;
         let factors = [
             ("capacity", self.capacity.factor()),

@@ -6,7 +6,7 @@
 //!
 //! The rule of Tutel takes what moves less. With P elements of expert weights in a layer, of which each of n ranks has a
 //! part, tokens of width d, and R rows of the busiest rank, for which the others wait, that rank moves 4·d·R elements in
-//! a layer and step where rows travel, there and back, forward and backward; and every rank 3·P for each micro-batch where
+//! a layer and step where rows travel to experts and return, forward and backward; and every rank 3·P for each micro-batch where
 //! weights are gathered twice and their gradients scattered; both times (n−1)/n. The paper's r = 1 and r = 0.
 
 use std::fmt;
@@ -61,7 +61,7 @@ pub trait ExpertPolicy: fmt::Debug + Send + Sync {
 pub struct Tutel {
     /// Among how many ranks the experts of a layer are divided.
     pub ranks: usize,
-    /// Whether they are dealt round robin.
+    /// Whether they are distributed round robin.
     pub dealt: bool,
     /// How many times all experts are kept, each time for other tokens.
     pub copies: usize,
@@ -156,7 +156,7 @@ mod tests {
         let more = [145, 144, 127, 128, 120, 120, 120, 120];
         assert_eq!(TUTEL.next(2, Some(&record(&more))), ReadLayout::All);
         assert_eq!(TUTEL.next(1, None), ReadLayout::Own);
-        // Dealt to ranks, the two busy experts are apart.
+        // Distributed round robin, the two busy experts are apart.
         let dealt = Tutel { dealt: true, ..TUTEL };
         assert_eq!(dealt.next(2, Some(&record(&more))), ReadLayout::Own);
         // Weights move once for each micro-batch, and less of them where ranks have slices.

@@ -25,6 +25,7 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         "pipedream",
         "pipedream_2bw",
         "ring_attention",
+        "expert_parallel",
     ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
     let others = ["parallelism.md", "traces.md"].map(str::to_owned);

@@ -98,7 +98,7 @@ const LAYOUTS: [&[&str]; 17] = [
     &["parallel.dp=2", "parallel.sync=dataparallel", "precision.weights=bf16"],
     // Ranks have different experts.
     &["parallel.dp=4", "parallel.ep=2", "parallel.zero=1", "model.experts=4"],
-    // Which are dealt to them.
+    // Which are distributed to them.
     &[
         "parallel.dp=4",
         "parallel.ep=2",

@@ -141,7 +141,7 @@ fn typed_call<T: Value>(
         OpKind::Barrier => CollectiveOp::Barrier,
     };
     // Rows that became longer than their strides, and all_reduce, lie densely.
-    let dense = blocks.len > 90 && kind != OpKind::AllToAllRagged || kind == OpKind::AllReduce;
+    let dense = blocks.len > 90 || kind == OpKind::AllReduce;
     let blocks = if dense { Blocks::contiguous(blocks.count()) } else { blocks };
     let group = endpoint.group(&Group::new(ranks)?)?;
     let mut call = Call::new(group, op, T::DTYPE, blocks).tagged(number as u32 % 3);

@@ -249,7 +249,7 @@ impl Task for Queues {
     }
 }
 
-/// The places of dealt experts.
+/// The places of distributed experts.
 struct Dealt {
     of: Deal,
     numbers: Var,

@@ -35,7 +35,7 @@ impl<'b> Tensor<'b> {
         self.builder.apply(GroupedMatmul { transposed: false }, &[self, weights, counts])
     }
 
-    /// The same numbers with the places of experts that are dealt to ranks, where there were experts.
+    /// The same numbers with the places of experts that are distributed to ranks, where there were experts.
     pub fn deal(self, of: Deal) -> Tensor<'b> {
         self.builder.apply(of, &[self])
     }

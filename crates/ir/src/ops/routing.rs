@@ -67,14 +67,14 @@ impl Queue {
     }
 }
 
-/// The places of experts that are dealt round robin to `parts` ranks: operand `i32[…, t, k]`, of which each number is an
+/// The places of experts that are distributed round robin to `parts` ranks: operand `i32[…, t, k]`, of which each number is an
 /// expert times `per` and a rest. The first rank has the experts 0, n, 2n …, then come those of the second, and so on:
 /// the result has [`Deal::place`] in place of the expert, and the same rest. Numbers that are no expert's stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deal {
     /// How many experts there are.
     pub experts: usize,
-    /// To how many ranks they are dealt.
+    /// To how many ranks they are distributed.
     pub parts: usize,
     /// What numbers are divided by.
     pub per: usize,

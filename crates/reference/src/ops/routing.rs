@@ -96,7 +96,7 @@ pub(super) fn queue(op: &Queue, call: &Call<'_>) -> Result<Vec<RefTensor>, Refer
     Ok(vec![ints(0, slots), ints(1, counts)])
 }
 
-/// Dealt by hand: the experts of each rank, one rank after the other.
+/// Distributed by hand: the experts of each rank, one rank after the other.
 pub(super) fn deal(op: &Deal, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let of = |rank: usize| (rank..op.experts).step_by(op.parts);
     let places: Vec<usize> = (0..op.parts).flat_map(of).collect();
