@@ -45,7 +45,7 @@ impl Cases {
             self.add(Deal { experts, parts, per: capacity }, &[slot]);
         }
         // Parts of several experts, and numbers that are none.
-        let numbers: Vec<i32> = (-1..).take(choices.iter().product()).collect();
+        let numbers: Vec<i32> = (0..).take(choices.iter().product()).collect();
         let numbers = RefTensor::from_i32(&choices, &numbers).unwrap();
         self.add(Deal { experts: 6, parts: 2, per: 3 }, &[&numbers]);
         let x = normal("x", &[groups, &[tokens, width]].concat());
