@@ -43,8 +43,10 @@ pub struct Param {
 impl Param {
     /// How the first dim is distributed, if it is.
     pub fn deal(&self) -> Option<Deal> {
-        let experts = self.shape.first().copied().unwrap_or(1);
-        (self.dealt > 1).then_some(Deal { experts, parts: self.dealt, per: 1 })
+        (self.dealt > 1).then(|| {
+            let experts = *self.shape.first().expect("what is distributed has a first dim");
+            Deal { experts, parts: self.dealt, per: 1 }
+        })
     }
 
     /// Elements of the whole parameter.
