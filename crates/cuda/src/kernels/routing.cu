@@ -135,11 +135,12 @@ __global__ void histogram(const int* numbers, T* out, i64 groups, Choices of, i6
 }
 
 // The places of experts that are distributed to `parts` ranks, a thread for each number.
-__global__ void deal(const int* numbers, int* out, i64 elements, i64 experts, i64 parts, i64 per) {
+template <class T>
+__global__ void deal(const T* numbers, T* out, i64 elements, i64 experts, i64 parts, i64 per) {
     for (i64 at = thread_index(); at < elements; at += thread_count()) {
         i64 number = numbers[at], expert = number / per;
-        if (number < 0 || expert >= experts) out[at] = (int)number;
-        else out[at] = (int)((expert % parts * (experts / parts) + expert / parts) * per + number % per);
+        if (number < 0 || expert >= experts) out[at] = (T)number;
+        else out[at] = (T)((expert % parts * (experts / parts) + expert / parts) * per + number % per);
     }
 }
 

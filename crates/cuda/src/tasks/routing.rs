@@ -85,7 +85,7 @@ fn deal(op: &Operation<'_>, of: &Deal) -> Result<Tasks, EngineError> {
     let (numbers, out) = (op.input(0), op.output(0));
     let mut args = vec![numbers.arg(), out.arg()];
     args.extend(ints([out.elements(), of.experts, of.parts, of.per]));
-    Ok(vec![op.over(out.elements(), KernelSpec::of(Source::Routing, "deal", &[]), args)])
+    Ok(vec![op.over(out.elements(), KernelSpec::of(Source::Routing, "deal", &["int"]), args)])
 }
 
 fn histogram(op: &Operation<'_>, size: usize, per: usize) -> Result<Tasks, EngineError> {
