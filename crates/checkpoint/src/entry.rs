@@ -25,17 +25,17 @@ pub struct ParamBlock {
     pub extent: Vec<usize>,
     /// To how many ranks the first dim is distributed: as [`Param`](phalanx_ir::Param) says. It has no padding
     /// there then.
-    #[serde(default = "not_dealt", skip_serializing_if = "is_not_dealt")]
+    #[serde(default = "in_order", skip_serializing_if = "is_in_order")]
     pub dealt: usize,
 }
 
-fn not_dealt() -> usize {
+fn in_order() -> usize {
     1
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_not_dealt(dealt: &usize) -> bool {
-    *dealt == not_dealt()
+fn is_in_order(dealt: &usize) -> bool {
+    *dealt == in_order()
 }
 
 /// A piece of a file: consecutive elements of a rank's block of one parameter's state.
@@ -73,7 +73,7 @@ impl ParamBlock {
     /// The whole of a parameter.
     pub fn whole(shape: &[usize]) -> Self {
         let (shape, start) = (shape.to_vec(), vec![0; shape.len()]);
-        Self { extent: shape.clone(), shape, start, dealt: not_dealt() }
+        Self { extent: shape.clone(), shape, start, dealt: in_order() }
     }
 
     /// Whether its numbers fit together.

@@ -99,7 +99,7 @@ impl Tutel {
         for (expert, count) in chosen.iter().enumerate() {
             rows[deal.place(expert) / each] += count;
         }
-        rows.into_iter().max().unwrap_or(0).div_ceil(self.copies.max(1) as u64)
+        rows.into_iter().fold(0, u64::max).div_ceil(self.copies.max(1) as u64)
     }
 }
 

@@ -108,8 +108,11 @@ impl Deal {
 
     /// What becomes of a number.
     pub fn apply(&self, number: i32) -> i32 {
-        let own = usize::try_from(number).ok().filter(|n| n / self.per < self.experts);
-        own.map_or(number, |n| (self.place(n / self.per) * self.per + n % self.per) as i32)
+        let own = number.unsigned_abs() as usize;
+        match number >= 0 && own / self.per < self.experts {
+            true => (self.place(own / self.per) * self.per + own % self.per) as i32,
+            false => number,
+        }
     }
 }
 
